@@ -58,11 +58,11 @@ type Image struct {
 
 // Account is a line of passwd and group that no package makes.
 type Account struct {
-	Name   string   `yaml:"name"`
-	UID    int      `yaml:"uid"`
-	GID    int      `yaml:"gid"`
-	Home   string   `yaml:"home"`
-	Shell  string   `yaml:"shell"`
+	Name  string `yaml:"name"`
+	UID   int    `yaml:"uid"`
+	GID   int    `yaml:"gid"`
+	Home  string `yaml:"home"`
+	Shell string `yaml:"shell"`
 	// SubIDs is the account's range in /etc/subuid and /etc/subgid.
 	SubIDs struct {
 		First int `yaml:"first"`

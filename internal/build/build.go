@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,12 +111,21 @@ func load(ctx context.Context, o Options) (*builder, error) {
 			return nil, err
 		}
 	}
-	if b.groups, err = lock.LoadGroups(filepath.Join(b.Root, lock.GroupsFile)); err != nil {
+	if b.groups, err = lock.LoadGroups(filepath.Join(b.Root, "images", "groups.yaml")); err != nil {
 		return nil, err
 	}
-	if b.lock, b.locked, err = lock.Open(b.Root); err != nil {
+	locked := filepath.Join(b.Root, "images", "lock")
+	if b.lock, err = lock.Load(locked); err != nil {
 		return nil, err
 	}
+	if err := b.lock.CheckSignatures(locked); err != nil {
+		return nil, err
+	}
+	text, err := b.lock.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	b.locked = digest.FromBytes(text)
 	if b.cache, err = buildkit.CacheDir(b.Getenv); err != nil {
 		return nil, err
 	}
@@ -267,9 +277,7 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 		return nil, nil, b.sources.err
 	}
 	for _, n := range nodes {
-		for name, fs := range b.sources.mounts {
-			n.mounts[name] = fs
-		}
+		maps.Copy(n.mounts, b.sources.mounts)
 	}
 	return jobs, variants, nil
 }
@@ -396,7 +404,11 @@ func (n *node) program(p images.ProgramSource, arch string) (llb.State, error) {
 	n.mounts[local] = fs
 	program.Source = llb.Local(local, llb.WithCustomName("send the source of "+p.Name))
 	if !own && run.web {
-		node, err := n.graph.Toolchain("node", n.graph.Worker.Architecture)
+		session, err := n.b.family.Image("loomcycle-sandbox-session")
+		if err != nil {
+			return llb.State{}, err
+		}
+		node, _, err := n.graph.Image(session, n.graph.Worker.Architecture, nil)
 		if err != nil {
 			return llb.State{}, err
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -129,6 +130,31 @@ func (s *Staging) Index(annotations map[string]string, variants []ocispec.Descri
 		Manifests:   variants,
 		Annotations: annotations,
 	})
+}
+
+// Keep carries over the images of the old dist that this build did not make,
+// when they were built from the very same sources.
+func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error {
+	old, err := Read(s.final)
+	if err != nil {
+		return nil // there is no old dist, or none that can be read
+	}
+	if strings.HasSuffix(r.Source.Commit, "-dirty") || old.Source != r.Source || old.Version != r.Version ||
+		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression {
+		return nil
+	}
+	for _, img := range old.Images {
+		if _, err := r.Image(img.Name); err == nil {
+			continue
+		}
+		info, err := os.Stat(s.blob(img.IndexDigest.Encoded()))
+		if err != nil {
+			return err
+		}
+		r.Images = append(r.Images, img)
+		indexes[img.Name] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: img.IndexDigest, Size: info.Size()}
+	}
+	return nil
 }
 
 // Publish writes the layout's index.json and release.json, drops the blobs
