@@ -16,7 +16,21 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
+
+// Check reads the whole layout and compares every blob with its digest.
+func Check(folder string) error {
+	path, err := layout.FromPath(filepath.Join(folder, "oci"))
+	if err != nil {
+		return err
+	}
+	index, err := path.ImageIndex()
+	if err != nil {
+		return err
+	}
+	return validate.Index(index)
+}
 
 // Summary prints one line a variant.
 func Summary(w io.Writer, r *Release) error {
