@@ -179,7 +179,7 @@ func (g *group) unpack(ctx context.Context, pkg plan.Package, b []byte) (record,
 	}
 	r := record{
 		Name: pkg.Name, Arch: pkg.Arch, Control: string(d.control["control"].data),
-		Triggers: string(d.control["triggers"].data), Scripts: d.fingerprint() != "", List: u.list,
+		Triggers: string(d.control["triggers"].data), Scripts: d.fingerprint() != "", List: u.present(),
 	}
 	for line := range strings.Lines(string(d.control["conffiles"].data)) {
 		path, flag := conffileLine(line)
@@ -216,7 +216,7 @@ type unpacking struct {
 	*group
 	pkg    plan.Package
 	script script
-	list   []string          // dpkg's list of the package's files
+	list   []listed          // the archive's members, in its order
 	conf   map[string]string // conffile: md5
 	seen   map[string]bool
 }
@@ -255,7 +255,6 @@ func (u *unpacking) member(h *tar.Header, content io.Reader) error {
 		return errors.New("it is there twice")
 	}
 	u.seen[name] = true
-	u.list = append(u.list, "/"+cmp.Or(name, "."))
 	m := meta{mode: h.Mode & 0o7777, mtime: h.ModTime.Unix()}
 	if m.uid, err = ownerID(users, h.Uname, h.Uid); err != nil {
 		return err
@@ -270,6 +269,10 @@ func (u *unpacking) member(h *tar.Header, content io.Reader) error {
 		}
 	}
 	owner, skip, original := u.pkg.Name, u.filter.skips(name), name
+	if h.Typeflag == tar.TypeSymlink {
+		skip = skip && !u.filter.leads(name)
+	}
+	u.list = append(u.list, listed{original, skip})
 	if dv, ok := u.diverted[name]; ok && dv.by != owner && h.Typeflag != tar.TypeDir {
 		name = dv.to
 	}
@@ -303,7 +306,7 @@ func (u *unpacking) member(h *tar.Header, content io.Reader) error {
 		}
 		return u.tree.hardlink(p, owner, merged(target, false))
 	case tar.TypeSymlink:
-		if skip && !u.filter.leads(name) {
+		if skip {
 			return nil
 		}
 		return u.tree.symlink(p, owner, h.Linkname, m)
@@ -326,12 +329,50 @@ func (u *unpacking) info(d *deb) error {
 			return errors.New("its control archive holds a file named list, which is dpkg's own")
 		}
 		c := d.control[name]
+		if name == "md5sums" {
+			c.data = u.sums(c.data)
+		}
 		if err := u.tree.file(base+"."+name, u.pkg.Name, meta{mode: c.mode & 0o755, mtime: c.mtime}, bytes.NewReader(c.data)); err != nil {
 			return fmt.Errorf("control file %s: %w", name, err)
 		}
 	}
-	list := strings.Join(u.list, "\n") + "\n"
-	return u.tree.file(base+".list", u.pkg.Name, meta{mode: 0o644, mtime: u.plan.Epoch}, strings.NewReader(list))
+	return u.tree.file(base+".list", u.pkg.Name, meta{mode: 0o644, mtime: u.plan.Epoch}, bytes.NewReader(lines(u.present())))
+}
+
+// listed is a member as dpkg's list of the package's files has it.
+type listed struct {
+	name string
+	skip bool // left out; a folder may come back by what is in it
+}
+
+// present returns dpkg's list without what was left out. dpkg itself lists
+// all, and its --verify then reports each as missing: it knows nothing of
+// path-exclude (dpkg 1.22).
+func (u *unpacking) present() []string {
+	needed := map[string]bool{"": true}
+	for _, l := range u.list {
+		for p := l.name; !l.skip && p != "." && p != "/"; p = path.Dir(p) {
+			needed[p] = true
+		}
+	}
+	var list []string
+	for _, l := range u.list {
+		if needed[l.name] {
+			list = append(list, "/"+cmp.Or(l.name, "."))
+		}
+	}
+	return list
+}
+
+// sums returns the package's md5sums without the lines of files left out.
+func (u *unpacking) sums(md5sums []byte) []byte {
+	var kept bytes.Buffer
+	for line := range bytes.Lines(md5sums) {
+		if _, name, ok := bytes.Cut(bytes.TrimSpace(line), []byte("  ")); ok && !u.filter.skips(path.Clean(string(name))) {
+			kept.Write(line)
+		}
+	}
+	return kept.Bytes()
 }
 
 // statusD writes the package's entry in the convention of distroless images,
@@ -346,11 +387,5 @@ func (u *unpacking) statusD(d *deb) error {
 	if !ok {
 		return nil
 	}
-	var kept strings.Builder
-	for line := range strings.Lines(string(sums.data)) {
-		if _, name, ok := strings.Cut(strings.TrimSpace(line), "  "); ok && !u.filter.skips(path.Clean(name)) {
-			kept.WriteString(line)
-		}
-	}
-	return u.tree.file(base+".md5sums", u.pkg.Name, meta{mode: 0o644, mtime: sums.mtime}, strings.NewReader(kept.String()))
+	return u.tree.file(base+".md5sums", u.pkg.Name, meta{mode: 0o644, mtime: sums.mtime}, bytes.NewReader(u.sums(sums.data)))
 }
