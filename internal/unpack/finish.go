@@ -39,6 +39,7 @@ type finish struct {
 	packages []record
 	scripts  map[string]script // of the installed packages
 	table    map[string]script
+	prepend  map[string]plan.File // not yet written: a script's effect is the rest
 }
 
 // Finish writes to the empty folder out the files that the maintainer scripts
@@ -46,7 +47,7 @@ type finish struct {
 // adds. root holds the merged groups; metas are what Group left beside them;
 // in holds the plan's input files and may be empty.
 func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []string) error {
-	f := &finish{plan: p, scripts: map[string]script{}}
+	f := &finish{plan: p, scripts: map[string]script{}, prepend: map[string]plan.File{}}
 	var err error
 	if f.filter, err = newFilter(p.Paths); err != nil {
 		return err
@@ -144,6 +145,15 @@ func (f *finish) write(p string, m meta, content []byte) error {
 	if m.mtime == 0 {
 		m.mtime = f.plan.Epoch
 	}
+	if before, ok := f.prepend[p]; ok {
+		delete(f.prepend, p)
+		_, pm, err := place(before.Path, before.Mode, before.UID, before.GID)
+		if err != nil {
+			return err
+		}
+		pm.mtime = f.plan.Epoch
+		m, content = pm, append([]byte(before.Content), content...)
+	}
 	if err := f.tree.file(p, owner, m, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("/%s: %w", p, err)
 	}
@@ -200,6 +210,14 @@ func (f *finish) planned(in string) error {
 			content, err = readInput(src, *file.Input)
 			if src.Close(); err != nil {
 				return fmt.Errorf("%s: %w", file.Path, err)
+			}
+		}
+		if file.Prepend {
+			f.prepend[p] = file
+			if content, err = f.root.ReadFile(p); errors.Is(err, fs.ErrNotExist) {
+				continue
+			} else if err != nil {
+				return err
 			}
 		}
 		if err := f.write(p, m, content); err != nil {
@@ -457,6 +475,9 @@ func (f *finish) aptSources() error {
 // check finds what no single group can see: two groups with the same file,
 // and a package whose licence is not in the image (Debian policy 12.5).
 func (f *finish) check() error {
+	for p := range f.prepend {
+		return fmt.Errorf("the plan prepends to /%s, which no package has", p)
+	}
 	type claim struct{ name, by string }
 	owners := map[string]claim{}
 	for _, r := range f.packages {

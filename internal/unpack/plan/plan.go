@@ -106,6 +106,7 @@ type File struct {
 	UID     int    `json:"uid"`
 	GID     int    `json:"gid"`
 	Content string `json:"content,omitempty"`
+	Prepend bool   `json:"prepend,omitempty"` // before the content that a package has there
 	Input   *Input `json:"input,omitempty"`
 }
 
