@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -192,6 +191,8 @@ root = %q
   address = [%q]
 [otel]
   socketPath = %q
+[cdi]
+  disabled = true
 [history]
   maxAge = 172800
   maxEntries = 100
@@ -443,10 +444,11 @@ func (d *Daemon) sweep() {
 		os.Remove(filepath.Dir(d.sock))
 	}
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-		steps, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup(), "*"))
-		parents, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup()))
-		for _, dir := range slices.Concat(steps, parents) {
-			syscall.Rmdir(dir) // fails for the files, and for what is in use
+		for _, below := range []string{"buildkit/*", "buildkit", ""} {
+			dirs, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup(), below))
+			for _, dir := range dirs {
+				syscall.Rmdir(dir) // fails for the files, and for what is in use
+			}
 		}
 	}
 }
