@@ -264,11 +264,14 @@ func TestWedgedDaemonIsReplaced(t *testing.T) {
 // freeze stops a process and what it started: a rootless daemon is a grandchild.
 func freeze(t *testing.T, pid int) {
 	t.Helper()
-	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
-	for _, c := range strings.Fields(string(children)) {
-		var p int
-		fmt.Sscan(c, &p)
-		freeze(t, p)
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread)
+		for _, c := range strings.Fields(string(children)) {
+			var p int
+			fmt.Sscan(c, &p)
+			freeze(t, p)
+		}
 	}
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
