@@ -12,8 +12,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/opencontainers/go-digest"
 
@@ -25,9 +23,8 @@ import (
 // target is one variant to test.
 type target struct {
 	engine.Image
-	def     *images.Image // its definition
-	content v1.Image
-	groups  []string // names of the layers, where the build says
+	def    *images.Image // its definition
+	groups []string      // names of the layers, where the build says
 }
 
 func (t *target) arch() string { return strings.TrimPrefix(t.Platform, "linux/") }
@@ -112,10 +109,6 @@ func (r *runner) findTargets(ctx context.Context) ([]*target, error) {
 		}
 	}
 	folder := filepath.Join(r.Dist, "oci")
-	oci, err := layout.FromPath(folder)
-	if err != nil {
-		return nil, fmt.Errorf("%s is no OCI layout: %w", folder, err)
-	}
 	var out []*target
 	for _, img := range release.Images {
 		if len(r.Images) > 0 && !slices.Contains(r.Images, img.Name) {
@@ -132,12 +125,8 @@ func (r *runner) findTargets(ctx context.Context) ([]*target, error) {
 			for _, l := range v.Layers {
 				t.groups = append(t.groups, l.Group)
 			}
-			hash, err := v1.NewHash(v.Digest.String())
-			if err != nil {
+			if t.Content, err = dist.Content(r.Dist, &img, &v); err != nil {
 				return nil, err
-			}
-			if t.content, err = oci.Image(hash); err != nil {
-				return nil, fmt.Errorf("%s: %w", folder, err)
 			}
 			out = append(out, t)
 		}
@@ -174,7 +163,8 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 		if err != nil {
 			return nil, fmt.Errorf("SMOKE_REF=%s: %w", text, err)
 		}
-		t := &target{content: content, Image: engine.Image{
+		t := &target{Image: engine.Image{
+			Content:  content,
 			Platform: "linux/" + d.Platform.Architecture, Index: digest.Digest(top.String()), Manifest: digest.Digest(d.Digest.String()),
 			Ref: ref.Context().Digest(d.Digest.String()).String(),
 		}}

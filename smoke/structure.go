@@ -23,7 +23,7 @@ import (
 // file against the golden list.
 func (r *runner) structure(t *target) error {
 	f := &failure{command: "structure of " + t.Name + " " + t.Platform}
-	config, err := t.content.ConfigFile()
+	config, err := t.Content.ConfigFile()
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (r *runner) budget(t *target) (problems []string, detail string, err error)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: budget for %s: %w", t.Name, t.arch(), err)
 	}
-	layers, err := t.content.Layers()
+	layers, err := t.Content.Layers()
 	if err != nil {
 		return nil, "", err
 	}
@@ -143,7 +143,7 @@ func bytesOf(s string) (int64, error) {
 // distroless checks every file of an image that must hold nothing but what
 // it is for.
 func (r *runner) distroless(t *target) (problems []string, err error) {
-	files, err := listFiles(t.content)
+	files, err := listFiles(t.Content)
 	if err != nil {
 		return nil, err
 	}

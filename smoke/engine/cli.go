@@ -20,8 +20,6 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 )
@@ -183,24 +181,12 @@ func (e *cli) load(ctx context.Context, key string, img *Image) (err error) {
 }
 
 func (e *cli) dockerLoad(ctx context.Context, img *Image, ref string) error {
-	path, err := layout.FromPath(img.Layout)
-	if err != nil {
-		return err
-	}
-	hash, err := v1.NewHash(img.Manifest.String())
-	if err != nil {
-		return err
-	}
-	content, err := path.Image(hash)
-	if err != nil {
-		return err
-	}
 	tag, err := name.NewTag(ref)
 	if err != nil {
 		return err
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(tarball.Write(tag, content, w)) }()
+	go func() { w.CloseWithError(tarball.Write(tag, img.Content, w)) }()
 	defer r.Close()
 	out, err := e.command(ctx, r, "load", "-q")
 	if err == nil && out.Exit != 0 {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -18,6 +19,7 @@ type Image struct {
 	Config   digest.Digest
 	Layout   string // folder of the OCI layout; empty for a reference
 	Ref      string // registry/repository@digest
+	Content  v1.Image
 }
 
 // Container is how a container is started.
