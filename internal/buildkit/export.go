@@ -1,11 +1,13 @@
 package buildkit
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
@@ -57,7 +59,63 @@ func OpenStore(dir string) (content.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
 	}
-	return store, nil
+	return &sharedStore{Store: store, writing: map[string]chan struct{}{}}, nil
+}
+
+// sharedStore lets concurrent exports send the same blob: the second waits for
+// the first and is told that the blob is there, where the store itself would
+// have it fail and try again.
+type sharedStore struct {
+	content.Store
+	mu      sync.Mutex
+	writing map[string]chan struct{}
+}
+
+func (s *sharedStore) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	var o content.WriterOpts
+	for _, opt := range opts {
+		if err := opt(&o); err != nil {
+			return nil, err
+		}
+	}
+	for {
+		s.mu.Lock()
+		busy, ok := s.writing[o.Ref]
+		if !ok {
+			done := make(chan struct{})
+			s.writing[o.Ref] = done
+			s.mu.Unlock()
+			w, err := s.Store.Writer(ctx, opts...)
+			if err != nil {
+				s.release(o.Ref)
+				return nil, err
+			}
+			return &sharedWriter{Writer: w, release: sync.OnceFunc(func() { s.release(o.Ref) })}, nil
+		}
+		s.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (s *sharedStore) release(ref string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.writing[ref])
+	delete(s.writing, ref)
+}
+
+type sharedWriter struct {
+	content.Writer
+	release func()
+}
+
+func (w *sharedWriter) Close() error {
+	defer w.release()
+	return w.Writer.Close()
 }
 
 // To is the exporter entry that writes the variant's manifest, config and
