@@ -183,7 +183,7 @@ func (g *group) unpack(ctx context.Context, pkg plan.Package, b []byte) (record,
 	}
 	for line := range strings.Lines(string(d.control["conffiles"].data)) {
 		path, flag := conffileLine(line)
-		if path == "" {
+		if path == "" || u.filter.skips(strings.TrimPrefix(path, "/")) {
 			continue
 		}
 		sum := u.conf[strings.TrimPrefix(path, "/")]

@@ -50,6 +50,7 @@ func (f *finish) ldconfig() error {
 	if err != nil {
 		return fmt.Errorf("ld.so.cache: %w", err)
 	}
+	dirs = append(dirs, "/lib", "/usr/lib") // ldconfig's own
 	var libs []library
 	seen := map[string]bool{}
 	for _, d := range dirs {
@@ -74,8 +75,7 @@ func (f *finish) ldconfig() error {
 	return f.put("etc/ld.so.cache", meta{mode: 0o644}, encodeCache(libs, target.flag, generator))
 }
 
-// libraryDirs reads ld.so.conf and what it includes. The folders that ldconfig
-// knows itself are among those of Debian's configuration.
+// libraryDirs reads ld.so.conf and what it includes.
 func (f *finish) libraryDirs(conf string, depth int) ([]string, error) {
 	if depth > 4 {
 		return nil, fmt.Errorf("/%s is included too deeply", conf)
