@@ -145,3 +145,12 @@ func (l *limited) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// Control returns a package's control file.
+func Control(b []byte) (string, error) {
+	d, err := openDeb(b)
+	if err != nil {
+		return "", err
+	}
+	return string(d.control["control"].data), nil
+}
