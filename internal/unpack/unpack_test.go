@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -361,32 +362,55 @@ func TestWrongInput(t *testing.T) {
 	}
 }
 
+// sparseTar is an archive of 1 KiB with one sparse file of 1 TiB, in the old
+// GNU format, tar(5).
+func sparseTar(t *testing.T) []byte {
+	b := tarOf(t, file("./big", ""))
+	h := b[:512]
+	h[156] = 'S'
+	copy(h[257:], "ustar  \x00")
+	copy(h[386:], fmt.Sprintf("%011o\x00%011o\x00", 1<<40>>7, 0)) // a hole, then no bytes
+	copy(h[483:], "\x80\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00")
+	copy(h[148:], "        ")
+	sum := 0
+	for _, c := range h {
+		sum += int(c)
+	}
+	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return b
+}
+
 func TestBomb(t *testing.T) {
+	zeros := tarOf(t, file("./big", strings.Repeat("\x00", minUnpacked)), file("./more", "x"))
 	var gz, zst bytes.Buffer
 	w := gzip.NewWriter(&gz)
 	z, err := zstd.NewWriter(&zst)
 	if err != nil {
 		t.Fatal(err)
 	}
-	zeros := make([]byte, 1<<20)
-	for range minUnpacked>>20 + 8 {
-		w.Write(zeros)
-		z.Write(zeros)
+	for _, c := range []io.WriteCloser{w, z} {
+		if _, err := c.Write(zeros); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	w.Close()
-	z.Close()
-	for name, data := range map[string][]byte{"data.tar.gz": gz.Bytes(), "data.tar.zst": zst.Bytes()} {
-		b := arOf(arMember{"debian-binary", []byte("2.0\n")}, arMember{"control.tar", tarOf(t, file("control", "Package: x\nVersion: 1\nArchitecture: all\n"))}, arMember{name, data})
+	control := tarOf(t, file("control", "Package: x\nVersion: 1\nArchitecture: all\n"))
+	deb := func(control, data arMember) []byte {
+		return arOf(arMember{"debian-binary", []byte("2.0\n")}, control, data)
+	}
+	for name, b := range map[string][]byte{
+		"gzip":           deb(arMember{"control.tar", control}, arMember{"data.tar.gz", gz.Bytes()}),
+		"zstd":           deb(arMember{"control.tar", control}, arMember{"data.tar.zst", zst.Bytes()}),
+		"sparse file":    deb(arMember{"control.tar", control}, arMember{"data.tar", sparseTar(t)}),
+		"sparse control": deb(arMember{"control.tar", sparseTar(t)}, arMember{"data.tar", nil}),
+	} {
 		d, err := openDeb(b)
-		if err != nil {
-			t.Fatal(err)
+		if err == nil {
+			err = d.each(func(_ *tar.Header, r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
 		}
-		r, err := d.files()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		if _, err := io.Copy(io.Discard, r); err == nil || !strings.Contains(err.Error(), "decompression bomb") {
+		if !errors.Is(err, errBomb) {
 			t.Errorf("%s: the error is %v", name, err)
 		}
 	}
