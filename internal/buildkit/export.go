@@ -12,6 +12,7 @@ import (
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
 )
 
 // Export is how a variant leaves BuildKit.
@@ -48,7 +49,11 @@ func OpenStore(dir string) (content.Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
 	}
+	// The store warns of file systems without fs-verity, which it can do without.
+	level := logrus.GetLevel()
+	logrus.SetLevel(logrus.ErrorLevel)
 	store, err := local.NewStore(dir)
+	logrus.SetLevel(level)
 	if err != nil {
 		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
 	}
