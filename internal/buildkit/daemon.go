@@ -333,10 +333,10 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 	}
 	d.sweep()
 	if findRunc() == "" {
-		if err := d.installRunc(ctx); err != nil {
+		err := d.installRunc(ctx)
+		if err != nil {
 			return nil, err
 		}
-		var err error
 		if p, err = d.plan(ctx); err != nil {
 			return nil, err
 		}
@@ -438,7 +438,7 @@ func (d *Daemon) Down(ctx context.Context) error {
 	defer unlock()
 	if r, ok := d.running(); ok {
 		if d.used() {
-			d.opts.notice("stopping the private buildkitd under the builds of another process")
+			d.opts.notice("stopping the private buildkitd while it is in use")
 		}
 		if err := d.stop(r); err != nil {
 			return err
@@ -596,15 +596,18 @@ func (d *Daemon) installRunc(ctx context.Context) error {
 		return nil
 	}
 	install := []string{"install", "-y", "-q", "--no-install-recommends", "runc"}
-	if err := apt(install...); err == nil {
-		return nil
+	err := apt(install...)
+	if err != nil {
+		// The package lists may be missing or old.
+		if err = apt("update", "-q"); err == nil {
+			err = apt(install...)
+		}
 	}
-	// The package lists may be missing or old.
-	if err := apt("update", "-q"); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err == nil && findRunc() == "" {
+		err = errors.New("the package is installed, but there is no runc in it")
 	}
-	if err := apt(install...); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err != nil {
+		return fmt.Errorf("installing runc, which buildkitd needs: %w", err)
 	}
 	return nil
 }
