@@ -44,8 +44,11 @@ type Variant struct {
 	Namespace string
 	// Groups has the group of each layer, in the manifest's order.
 	Groups []string
-	FS     *imagefs.FS
-	Lock   *lock.Lock
+	// Files are the paths that the image's definition adds to its packages;
+	// they belong to the component that owns generated files.
+	Files []string
+	FS    *imagefs.FS
+	Lock  *lock.Lock
 }
 
 func (v Variant) arch() string { return path.Base(strings.TrimPrefix(v.Platform, "linux/")) }
@@ -176,7 +179,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 	}
 	c.checkDebian(all)
 
-	own := map[string]artifact.ID{}
+	var own artifact.ID
 	for _, component := range components.Components {
 		p, sum, ok := component.describe(ctx, v)
 		if !ok {
@@ -185,7 +188,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 		used := false
 		for _, name := range v.FS.All() {
 			f := v.FS.Lstat(name)
-			if _, taken := c.Owner[name]; taken || !f.Regular() || !component.claims(name, v.group(f)) {
+			if _, taken := c.Owner[name]; taken || !f.Regular() || !component.claims(v, f) {
 				continue
 			}
 			c.Owner[name], used = p.ID(), true
@@ -196,7 +199,10 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			}
 			continue
 		}
-		own[component.Name] = keep(p)
+		id := keep(p)
+		if component.Definition {
+			own = id
+		}
 		if sum != "" {
 			c.sources[p.ID()] = sum
 		}
@@ -234,7 +240,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 	for _, id := range c.Owner {
 		c.files[id]++
 	}
-	c.describeOwnFiles(own["loomcycle-image-files"])
+	c.describeOwnFiles(own)
 	slices.Sort(c.Missing)
 	slices.Sort(c.Extra)
 	return nil
@@ -422,6 +428,11 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 		}
 	}
 	c.sbom.Relationships = relations
+}
+
+// Summary is one line for a log.
+func (c *Catalog) Summary() string {
+	return fmt.Sprintf("%d components own %d files", c.sbom.Artifacts.Packages.PackageCount(), len(c.Owner))
 }
 
 // describe gives the component as a syft package; false when the lock has no

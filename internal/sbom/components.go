@@ -10,6 +10,8 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 )
 
 //go:embed components.yaml
@@ -35,6 +37,9 @@ type Component struct {
 	Supplier string   `yaml:"supplier"`
 	CPE      string   `yaml:"cpe"` // with VERSION in place of the locked version
 	Paths    []string `yaml:"paths"`
+	// Definition adds the paths that the image's definition declares, in the
+	// layer group `files`. Its files are listed one by one in the documents.
+	Definition bool `yaml:"definition"`
 }
 
 // DefaultComponents gives the family's own table.
@@ -84,9 +89,13 @@ func checkPattern(p string, tree bool) error {
 	return nil
 }
 
-func (c Component) claims(name, group string) bool {
-	return (c.Group == "" || c.Group == group) &&
-		slices.ContainsFunc(c.Paths, func(p string) bool { return doublestar.MatchUnvalidated(p, name) })
+func (c Component) claims(v Variant, f *imagefs.File) bool {
+	group := v.group(f)
+	if c.Group != "" && c.Group != group {
+		return false
+	}
+	return c.Definition && slices.Contains(v.Files, f.Path) ||
+		slices.ContainsFunc(c.Paths, func(p string) bool { return doublestar.MatchUnvalidated(p, f.Path) })
 }
 
 func (c Components) program(name string) bool {

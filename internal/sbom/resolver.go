@@ -157,7 +157,7 @@ type imageSource struct {
 
 var _ source.Source = imageSource{}
 
-func (s imageSource) ID() artifact.ID                                   { return artifact.ID(s.description.ID) }
+func (s imageSource) ID() artifact.ID                                  { return artifact.ID(s.description.ID) }
 func (s imageSource) FileResolver(source.Scope) (file.Resolver, error) { return s.resolver, nil }
-func (s imageSource) Describe() source.Description                      { return s.description }
-func (s imageSource) Close() error                                      { return nil }
+func (s imageSource) Describe() source.Description                     { return s.description }
+func (s imageSource) Close() error                                     { return nil }
