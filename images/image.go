@@ -23,8 +23,17 @@ type Family struct {
 	Licenses string `yaml:"licenses"` // SPDX expression of our own files
 	Source   string `yaml:"source"`
 	URL      string `yaml:"url"`
-	Folders  []string
-	Images   []Image
+	// Programs are the programs of this repository that images carry.
+	Programs []ProgramSource `yaml:"programs"`
+	Folders  []string        `yaml:"images"`
+	Images   []Image         `yaml:"-"`
+}
+
+// ProgramSource is where a program of this repository is compiled from.
+type ProgramSource struct {
+	Name    string   `yaml:"name"`
+	Package string   `yaml:"package"` // as `go build` takes it
+	Include []string `yaml:"include"` // paths of the repository
 }
 
 // Image is one image's definition.
@@ -49,12 +58,16 @@ type Image struct {
 
 // Account is a line of passwd and group that no package makes.
 type Account struct {
-	Name   string   `yaml:"name"`
-	UID    int      `yaml:"uid"`
-	GID    int      `yaml:"gid"`
-	Home   string   `yaml:"home"`
-	Shell  string   `yaml:"shell"`
-	SubIDs []string `yaml:"subids"` // START:COUNT for subuid and subgid
+	Name  string `yaml:"name"`
+	UID   int    `yaml:"uid"`
+	GID   int    `yaml:"gid"`
+	Home  string `yaml:"home"`
+	Shell string `yaml:"shell"`
+	// SubIDs is the account's range in /etc/subuid and /etc/subgid.
+	SubIDs struct {
+		First int `yaml:"first"`
+		Count int `yaml:"count"`
+	} `yaml:"subids"`
 }
 
 // Config is the part of the OCI image configuration that differs by image.
@@ -74,19 +87,15 @@ type File struct {
 	Content string `yaml:"content"`
 	Link    string `yaml:"link"`    // makes a symbolic link of it
 	Prepend bool   `yaml:"prepend"` // before what a package put there
-	Mode    uint32 `yaml:"mode"`    // 0644 when not given
+	Mode    string `yaml:"mode"`    // octal; 0644 when not given
 }
 
 // Load reads the family from the repository's root.
 func Load(repo fs.FS) (*Family, error) {
-	var f struct {
-		Family `yaml:",inline"`
-		Names  []string `yaml:"images"`
-	}
+	var f Family
 	if err := decode(repo, "images/family.yaml", &f); err != nil {
 		return nil, err
 	}
-	f.Folders = f.Names
 	for _, folder := range f.Folders {
 		img, err := loadImage(repo, folder)
 		if err != nil {
@@ -94,7 +103,7 @@ func Load(repo fs.FS) (*Family, error) {
 		}
 		f.Images = append(f.Images, *img)
 	}
-	return &f.Family, nil
+	return &f, nil
 }
 
 // Image finds an image by name.
@@ -181,8 +190,8 @@ func (img *Image) render(f *File) error {
 		return err
 	}
 	f.Content = b.String()
-	if f.Mode == 0 {
-		f.Mode = 0o644
+	if f.Mode == "" {
+		f.Mode = "0644"
 	}
 	return nil
 }

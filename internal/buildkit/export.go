@@ -1,0 +1,95 @@
+package buildkit
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/moby/buildkit/client"
+	"github.com/moby/buildkit/exporter/containerimage/exptypes"
+	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Export is how a variant leaves BuildKit.
+type Export struct {
+	// Config is the image config, as in the OCI image specification; BuildKit
+	// fills in the diff ids (and a history entry per layer that has none).
+	Config ocispecs.Image
+	// Annotations go into the image manifest.
+	Annotations map[string]string
+	// Compression is "gzip" or "zstd"; empty means gzip.
+	Compression string
+}
+
+// Compression reads COMPRESSION: gzip, which is the default, or zstd.
+func Compression(getenv func(string) string) (string, error) {
+	switch c := getenv("COMPRESSION"); c {
+	case "", "gzip":
+		return "gzip", nil
+	case "zstd":
+		return c, nil
+	default:
+		return "", fmt.Errorf("COMPRESSION=%s is unknown: use gzip or zstd", c)
+	}
+}
+
+// OpenStore opens (and makes) the blob store of an OCI layout, the folder
+// blobs/sha256. One store takes the exports of any number of concurrent jobs;
+// a blob that it already has is not sent again.
+func OpenStore(dir string) (content.Store, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
+	}
+	store, err := local.NewStore(dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
+	}
+	return store, nil
+}
+
+// To is the exporter entry that writes the variant's manifest, config and
+// layers into a store. It adds no index: Descriptor gives the manifest.
+//
+// Digests depend on the layers' content and the compression only: no
+// attestation is added, layers that came compressed from a cache are compressed
+// again unless they already are as asked, and timestamps are left alone.
+func (e Export) To(store content.Store) (client.ExportEntry, error) {
+	cfg, err := json.Marshal(e.Config)
+	if err != nil {
+		return client.ExportEntry{}, fmt.Errorf("encoding the image config: %w", err)
+	}
+	compression := e.Compression
+	if compression == "" {
+		compression = "gzip"
+	}
+	attrs := map[string]string{
+		"tar":                           "false",
+		"compression":                   compression,
+		"force-compression":             "true",
+		"oci-mediatypes":                "true",
+		exptypes.ExporterImageConfigKey: string(cfg),
+	}
+	for k, v := range e.Annotations {
+		attrs[exptypes.AnnotationManifestKey(nil, k)] = v
+	}
+	return client.ExportEntry{Type: client.ExporterOCI, Attrs: maps.Clone(attrs), OutputStore: store}, nil
+}
+
+// Descriptor is the manifest that an export wrote.
+func Descriptor(res *client.SolveResponse) (ocispecs.Descriptor, error) {
+	var desc ocispecs.Descriptor
+	raw, err := base64.StdEncoding.DecodeString(res.ExporterResponse[exptypes.ExporterImageDescriptorKey])
+	if err == nil {
+		err = json.Unmarshal(raw, &desc)
+	}
+	if err != nil || desc.Digest == "" {
+		return desc, fmt.Errorf("BuildKit's answer holds no manifest descriptor (its exporter is too old?): %w", err)
+	}
+	// BuildKit stamps the descriptor (not the manifest) with the time of the export.
+	desc.Annotations = nil
+	return desc, nil
+}

@@ -1,0 +1,62 @@
+//go:build mage
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/magefile/mage/mg"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
+	"github.com/loomcycle/loomcycle-images/internal/upstream"
+)
+
+// Lock groups the targets around images/lock, the list of all sources.
+type Lock mg.Namespace
+
+const lockDir = "images/lock"
+
+func lockConfig(ctx context.Context) (*upstream.Config, error) {
+	groups, err := lock.LoadGroups("images/groups.yaml")
+	return &upstream.Config{
+		Dir: lockDir, Groups: groups, Mirrors: mirror.FromMachine(ctx, os.Getenv),
+		Env: os.Getenv, Now: time.Now(), Out: os.Stderr,
+	}, err
+}
+
+// Update locks the newest sources that the mirrors offer and prints what changed.
+func (Lock) Update(ctx context.Context) error {
+	c, err := lockConfig(ctx)
+	if err != nil {
+		return err
+	}
+	changes, err := c.Update(ctx, upstream.Suites())
+	printChanges(changes)
+	return err
+}
+
+// Diff prints the package changes between two locks, each a file or a git revision.
+func (Lock) Diff(ctx context.Context, a, b string) error {
+	from, err := lock.Open(ctx, a, filepath.Join(lockDir, lock.FileName))
+	if err != nil {
+		return err
+	}
+	to, err := lock.Open(ctx, b, filepath.Join(lockDir, lock.FileName))
+	if err != nil {
+		return err
+	}
+	printChanges(lock.Diff(from, to))
+	return nil
+}
+
+func printChanges(changes []lock.Change) {
+	for _, c := range changes {
+		fmt.Println(c)
+	}
+	fmt.Printf("%d changes\n", len(changes))
+}
