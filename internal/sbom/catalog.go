@@ -186,8 +186,8 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			continue
 		}
 		used := false
-		for _, name := range v.FS.All() {
-			f := v.FS.Lstat(name)
+		for _, f := range v.FS.All() {
+			name := f.Path
 			if _, taken := c.Owner[name]; taken || !f.Regular() || !component.claims(v, f) {
 				continue
 			}
@@ -209,8 +209,8 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 	}
 
 	npmRoots := map[string]bool{}
-	for _, name := range v.FS.All() {
-		f := v.FS.Lstat(name)
+	for _, f := range v.FS.All() {
+		name := f.Path
 		if _, taken := c.Owner[name]; taken || !f.Regular() {
 			continue
 		}
@@ -286,17 +286,11 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		}
 		break
 	}
-	for _, name := range v.FS.All() {
-		dir, base := path.Split(name)
-		switch dir {
-		case "var/lib/dpkg/info/":
-			owner := strings.TrimSuffix(base, path.Ext(base))
-			if owner == entry.Package || owner == entry.Package+":"+entry.Architecture {
-				c.Owner[name] = id
-			}
-		case "var/lib/dpkg/status.d/":
-			if base == entry.Package || base == entry.Package+".md5sums" {
-				c.Owner[name] = id
+	for _, db := range []string{"var/lib/dpkg/info/", "var/lib/dpkg/status.d/"} {
+		for _, f := range v.FS.Below(db + entry.Package) {
+			rest := strings.TrimPrefix(strings.TrimPrefix(f.Path, db+entry.Package), ":"+entry.Architecture)
+			if f.Regular() && (rest == "" || strings.HasPrefix(rest, ".") && !strings.Contains(rest[1:], ".")) {
+				c.Owner[f.Path] = id
 			}
 		}
 	}
@@ -478,11 +472,11 @@ func (c *Catalog) describeOwnFiles(id artifact.ID) {
 	}
 	c.sbom.Artifacts.FileMetadata = map[file.Coordinates]file.Metadata{}
 	c.sbom.Artifacts.FileDigests = map[file.Coordinates][]file.Digest{}
-	for _, name := range c.Variant.FS.All() {
+	for _, f := range c.Variant.FS.All() {
+		name := f.Path
 		if c.Owner[name] != id {
 			continue
 		}
-		f := c.Variant.FS.Lstat(name)
 		at := file.NewCoordinates("/"+name, "")
 		c.sbom.Artifacts.FileMetadata[at] = metadata(f)
 		c.sbom.Artifacts.FileDigests[at] = digests(f)

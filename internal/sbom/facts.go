@@ -76,8 +76,7 @@ func (c *Catalog) Facts(config *v1.ConfigFile) (Facts, error) {
 		Unclaimed: list(c.Unclaimed), Missing: list(c.Missing), Extra: list(c.Extra),
 		Packages: []PackageFacts{}, Special: []FileFacts{},
 	}
-	for _, name := range v.FS.All() {
-		f := v.FS.Lstat(name)
+	for _, f := range v.FS.All() {
 		if f.Regular() {
 			out.Files++
 			out.Bytes += f.Size
@@ -88,9 +87,9 @@ func (c *Catalog) Facts(config *v1.ConfigFile) (Facts, error) {
 			continue
 		}
 		out.Special = append(out.Special, FileFacts{
-			Path: name, Type: fileTypes[f.Type], Mode: fmt.Sprintf("%o", f.Mode), UID: f.UID, GID: f.GID,
+			Path: f.Path, Type: fileTypes[f.Type], Mode: fmt.Sprintf("%o", f.Mode), UID: f.UID, GID: f.GID,
 			Setuid: f.Mode&0o4000 != 0, Setgid: f.Mode&0o2000 != 0, Sticky: f.Mode&0o1000 != 0,
-			Capability: f.Capability, World: world, Component: c.name(c.Owner[name]),
+			Capability: f.Capability, World: world, Component: c.name(c.Owner[f.Path]),
 		})
 	}
 	for _, p := range c.sbom.Artifacts.Packages.Sorted() {
