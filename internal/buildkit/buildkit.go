@@ -33,6 +33,9 @@ type Options struct {
 	// search, BUILDKIT_HOST included. Empty means search; the private daemon
 	// that a search falls back on is named "default".
 	Private string
+	// Parallelism is how many steps a private daemon runs at a time; 0 means
+	// as many as there are.
+	Parallelism int
 	// CacheDir is the project's cache folder; empty means CacheDir(Getenv).
 	CacheDir string
 	// Root is the checkout, which holds tools/buildkitd; empty means the

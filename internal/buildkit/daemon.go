@@ -203,6 +203,7 @@ root = %q
   networkMode = "host"
   binary = %q
   defaultCgroupParent = %q
+  max-parallelism = %[7]d
   gc = true
   # Cache mounts and local sources go first, then what has not been used for two weeks, then whatever is over the limit.
   [[worker.oci.gcpolicy]]
@@ -219,7 +220,7 @@ root = %q
     reservedSpace = "10GB"
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
-`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed)
+`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
 }
 
 // cgroup is the parent of the steps' cgroups, so that what a killed daemon
