@@ -3,6 +3,7 @@ package debian_test
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,4 +104,32 @@ func TestLoadKeyringEmpty(t *testing.T) {
 	if _, err := debian.LoadKeyring(t.TempDir()); err == nil || !strings.Contains(err.Error(), "holds no archive key") {
 		t.Fatalf("error %v", err)
 	}
+}
+
+// Whatever is done to a signed file, it is refused or says what was signed.
+func FuzzReadInRelease(f *testing.F) {
+	key := debiantest.NewKey(f, day())
+	a := &debiantest.Archive{Dir: f.TempDir(), Key: key}
+	signed := key.Sign(f, a.Text(f, debiantest.Release{Suite: "trixie", Date: day(), Arches: []string{"amd64"}}))
+	keys := f.TempDir()
+	if err := os.WriteFile(filepath.Join(keys, "test.asc"), key.Public(f), 0o644); err != nil {
+		f.Fatal(err)
+	}
+	ring, err := debian.LoadKeyring(keys)
+	if err != nil {
+		f.Fatal(err)
+	}
+	want, err := debian.ReadInRelease(signed, ring, "trixie", day())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(signed)
+	f.Add(bytes.ReplaceAll(signed, []byte("\n"), []byte(" \r\n")))
+	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nDate: x\n-----BEGIN PGP SIGNATURE-----\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		got, err := debian.ReadInRelease(text, ring, "trixie", day())
+		if err == nil && (!maps.Equal(got.Files, want.Files) || !got.Date.Equal(want.Date) || got.ByHash != want.ByHash) {
+			t.Fatalf("accepted as %+v, signed was %+v", got, want)
+		}
+	})
 }

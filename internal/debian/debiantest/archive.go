@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -92,16 +93,22 @@ func (a *Archive) Text(t testing.TB, r Release) string {
 	if !r.ValidUntil.IsZero() {
 		fmt.Fprintf(&text, "Valid-Until: %s\n", r.ValidUntil.UTC().Format("Mon, 02 Jan 2006 15:04:05 UTC"))
 	}
+	if strings.HasSuffix(r.Suite, "-backports") {
+		text.WriteString("NotAutomatic: yes\nButAutomaticUpgrades: yes\n")
+	}
 	text.WriteString("Acquire-By-Hash: yes\nComponents: main\nArchitectures:")
 	for _, arch := range r.Arches {
 		text.WriteString(" " + arch)
 	}
 	text.WriteString("\nSHA256:\n")
 	for _, arch := range r.Arches {
-		index := compress(t, a.index(t, r.Packages, arch))
+		plain := a.index(t, r.Packages, arch)
+		index := compress(t, plain)
 		dir := path.Join("dists", r.Suite, "main", "binary-"+arch)
 		a.Write(t, path.Join(dir, "Packages.xz"), index)
 		a.Write(t, path.Join(dir, "by-hash/SHA256", sum(index)), index)
+		// apt takes an index only when its uncompressed form is listed too.
+		fmt.Fprintf(&text, " %s %d main/binary-%s/Packages\n", sum(plain), len(plain), arch)
 		fmt.Fprintf(&text, " %s %d main/binary-%s/Packages.xz\n", sum(index), len(index), arch)
 	}
 	return text.String()
