@@ -46,6 +46,7 @@ type PackageFacts struct {
 	WithinType string        `json:"withinType,omitempty"`
 	Files      int           `json:"files"`
 	Locked     digest.Digest `json:"locked,omitempty"` // of the archive in the lock
+	H1         string        `json:"h1,omitempty"`     // of a Go module, from the checksum database
 }
 
 // FileFacts is one path; Mode is octal, as `stat -c %a` prints it.
@@ -124,6 +125,9 @@ func (c *Catalog) packageFacts(p pkg.Package) PackageFacts {
 	}
 	if entry, ok := p.Metadata.(pkg.DpkgDBEntry); ok {
 		out.Source = cmp.Or(entry.Source, entry.Package)
+	}
+	if entry, ok := p.Metadata.(pkg.GolangBinaryBuildinfoEntry); ok {
+		out.H1 = entry.H1Digest
 	}
 	if in := c.sbom.Artifacts.Packages.Package(c.within[p.ID()]); in != nil {
 		out.Within, out.WithinType = in.Name, string(in.Type)
