@@ -2,54 +2,20 @@ package imagefs_test
 
 import (
 	"archive/tar"
-	"bytes"
-	"io"
 	"slices"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
+	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 )
 
-type entry struct {
-	tar.Header
-	content string
-}
+type entry = imagetest.Entry
 
 func image(t *testing.T, layers ...[]entry) v1.Image {
 	t.Helper()
-	img := v1.Image(empty.Image)
-	for _, entries := range layers {
-		var buf bytes.Buffer
-		w := tar.NewWriter(&buf)
-		for _, e := range entries {
-			e.Size = int64(len(e.content))
-			if e.Typeflag == 0 {
-				e.Typeflag = tar.TypeReg
-			}
-			if err := w.WriteHeader(&e.Header); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.WriteString(w, e.content); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if img, err = mutate.AppendLayers(img, l); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return img
+	return imagetest.Image(t, v1.Config{}, "amd64", layers...)
 }
 
 func open(t *testing.T, img v1.Image) *imagefs.FS {
@@ -76,20 +42,20 @@ func TestLayersAddUp(t *testing.T) {
 			{Header: tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755}},
 			{Header: tar.Header{Name: "bin", Typeflag: tar.TypeSymlink, Linkname: "usr/bin"}},
 			{Header: tar.Header{Name: "usr/bin/", Typeflag: tar.TypeDir, Mode: 0o755}},
-			{Header: tar.Header{Name: "usr/bin/tool", Mode: 0o4755}, content: "\x7fELF old"},
+			{Header: tar.Header{Name: "usr/bin/tool", Mode: 0o4755}, Content: "\x7fELF old"},
 			{Header: tar.Header{Name: "usr/bin/tool2", Typeflag: tar.TypeLink, Linkname: "./usr/bin/tool"}},
-			{Header: tar.Header{Name: "usr/bin/gone", Mode: 0o755}, content: "gone"},
-			{Header: tar.Header{Name: "opt/a/b", Mode: 0o644}, content: "below"},
-			{Header: tar.Header{Name: "opt/keep", Mode: 0o644}, content: "keep"},
-			{Header: tar.Header{Name: "var/x", Mode: 0o644}, content: "hidden"},
+			{Header: tar.Header{Name: "usr/bin/gone", Mode: 0o755}, Content: "gone"},
+			{Header: tar.Header{Name: "opt/a/b", Mode: 0o644}, Content: "below"},
+			{Header: tar.Header{Name: "opt/keep", Mode: 0o644}, Content: "keep"},
+			{Header: tar.Header{Name: "var/x", Mode: 0o644}, Content: "hidden"},
 			{Header: tar.Header{Name: "loop", Typeflag: tar.TypeSymlink, Linkname: "/loop"}},
 		},
 		[]entry{
-			{Header: tar.Header{Name: "usr/bin/tool", Mode: 0o755, Uid: 7}, content: "new"},
+			{Header: tar.Header{Name: "usr/bin/tool", Mode: 0o755, Uid: 7}, Content: "new"},
 			{Header: tar.Header{Name: "usr/bin/.wh.gone"}},
 			{Header: tar.Header{Name: "opt/.wh.a"}},
 			{Header: tar.Header{Name: "var/.wh..wh..opq"}},
-			{Header: tar.Header{Name: "var/y", Mode: 0o644}, content: "seen"},
+			{Header: tar.Header{Name: "var/y", Mode: 0o644}, Content: "seen"},
 		},
 	))
 
@@ -123,8 +89,8 @@ func TestLayersAddUp(t *testing.T) {
 }
 
 func TestChangedLayerIsRefused(t *testing.T) {
-	img := image(t, []entry{{Header: tar.Header{Name: "a", Mode: 0o644}, content: "a"}})
-	other := image(t, []entry{{Header: tar.Header{Name: "a", Mode: 0o644}, content: "b"}})
+	img := image(t, []entry{{Header: tar.Header{Name: "a", Mode: 0o644}, Content: "a"}})
+	other := image(t, []entry{{Header: tar.Header{Name: "a", Mode: 0o644}, Content: "b"}})
 	layers, err := other.Layers()
 	if err != nil {
 		t.Fatal(err)
