@@ -115,6 +115,12 @@ func (c *Catalog) Err() error {
 
 var catalogers = []string{"dpkg-db-cataloger", "go-module-binary-cataloger", "javascript-package-cataloger"}
 
+// WithLicences gives a context in which several Inspects share one classifier
+// of licence texts; to make it takes a second.
+func WithLicences(ctx context.Context) (context.Context, error) {
+	return syft.SetContextLicenseScanner(ctx, cataloging.DefaultLicenseConfig())
+}
+
 // Inspect finds the packages of a variant and the owner of every file. What
 // is missing is in the result, for Err to say: an incomplete catalog can
 // still be looked at.

@@ -3,6 +3,7 @@ package sbom_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/md5" //nolint:gosec // as dpkg does
 	"encoding/json"
 	"fmt"
@@ -43,6 +44,8 @@ var program = sync.OnceValues(func() (string, error) {
 	data, err := os.ReadFile(out)
 	return string(data), err
 })
+
+var licences = sync.OnceValues(func() (context.Context, error) { return sbom.WithLicences(context.Background()) })
 
 const (
 	copyright = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: someone\nLicense: GPL-2+\n"
@@ -146,7 +149,11 @@ func inspect(t *testing.T, l layers, locked *lock.Lock) *sbom.Catalog {
 	if err != nil {
 		t.Fatal(err)
 	}
-	catalog, err := sbom.Inspect(t.Context(), sbom.Variant{
+	ctx, err := licences()
+	if err != nil {
+		t.Fatal(err)
+	}
+	catalog, err := sbom.Inspect(ctx, sbom.Variant{
 		Image: "loomcycle-toolbox", Platform: "linux/arm64", Version: "1.2.3", Digest: digest.Digest(hash.String()),
 		Namespace: "https://git.example/images", Groups: l.groups, Files: []string{"etc/profile.d/loomcycle.sh"},
 		FS: fsys, Lock: locked, ModuleCache: strings.TrimSpace(string(cache)), Licences: []string{"Apache-2.0"},

@@ -42,6 +42,9 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
+	if ctx, err = sbom.WithLicences(ctx); err != nil {
+		return err
+	}
 	store, err := imagefs.NewStore("")
 	if err != nil {
 		return err
