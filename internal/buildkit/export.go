@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/log"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
@@ -47,6 +48,10 @@ func Compression(getenv func(string) string) (string, error) {
 func OpenStore(dir string) (content.Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
+	}
+	// The store warns of every file system without fs-verity, which few have.
+	if err := log.SetLevel("error"); err != nil {
+		return nil, err
 	}
 	store, err := local.NewStore(dir)
 	if err != nil {

@@ -186,7 +186,11 @@ func (g *group) unpack(ctx context.Context, pkg plan.Package, b []byte) (record,
 		if path == "" {
 			continue
 		}
-		sum := u.conf[strings.TrimPrefix(path, "/")]
+		name := strings.TrimPrefix(path, "/")
+		sum := u.conf[name]
+		if sum == "" && g.filter.skips(name) {
+			continue
+		}
 		if flag == "remove-on-upgrade" {
 			sum = "newconffile"
 		} else if sum == "" {
