@@ -2,6 +2,8 @@ package registry
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -75,6 +77,14 @@ func transient(status int) bool {
 	return false
 }
 
+// hopeless tells the connection errors that the next attempt meets too: no TLS
+// at the other end, or a certificate that isn't trusted.
+func hopeless(err error) bool {
+	var plain tls.RecordHeaderError
+	var cert *tls.CertificateVerificationError
+	return errors.As(err, &plain) || errors.As(err, &cert)
+}
+
 type onceKey struct{}
 
 // once marks a request that must not be replayed as it is: after a cut blob
@@ -104,7 +114,7 @@ func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 			req.Body = body
 		}
 		resp, err := r.inner.RoundTrip(req)
-		if !replay || n+1 >= r.backoff.Attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) {
+		if !replay || n+1 >= r.backoff.Attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) || hopeless(err) {
 			return resp, err
 		}
 		var after time.Duration

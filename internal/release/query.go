@@ -66,6 +66,7 @@ func List(ctx context.Context, o Options) ([]Listed, error) {
 		slices.SortFunc(found, func(a, b Listed) int { return semver.Compare(b.Version.sem(), a.Version.sem()) })
 		for i := range found {
 			found[i].Channels = at[found[i].Digest]
+			slices.Sort(found[i].Channels)
 		}
 		all = append(all, found...)
 	}

@@ -238,21 +238,28 @@ func TestKeyErrorsSayWhichVariable(t *testing.T) {
 	}
 }
 
-// cosign builds the real command line tool of a major version, once into the cache folder.
+// cosign builds the real command line tool of a major version.
 func cosign(t *testing.T, major string) string {
+	return tool(t, "cosign"+major, nil, "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
+}
+
+// tool builds a program of the module tools/NAME, once, into the cache folder.
+func tool(t *testing.T, name string, flags []string, pkg string) string {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("building the cosign command takes minutes")
+		t.Skip("building " + name + " takes minutes")
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(cache, "loomcycle-images", "bin", "cosign"+major)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
-	cmd.Dir = filepath.Join("..", "..", "tools", "cosign"+major)
+	program := filepath.Join(cache, "loomcycle-images", "bin", name)
+	args := append(append([]string{"build", "-trimpath", "-o", program}, flags...), pkg)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = filepath.Join("..", "..", "tools", name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build cosign %s: %v\n%s", major, err, out)
+		t.Fatalf("build %s: %v\n%s", name, err, out)
 	}
 	return program
 }
@@ -390,18 +397,13 @@ func TestStockCosignVerifies(t *testing.T) {
 	}
 }
 
-// TestPodmanAndSkopeoVerify pulls under a policy of sigstoreSigned, which
-// knows the tag scheme only.
-func TestPodmanAndSkopeoVerify(t *testing.T) {
-	skopeo := registrytest.Tool(t, "skopeo", "apt-get install skopeo")
-	podman := registrytest.Tool(t, "podman", "apt-get install podman")
-	if os.Getuid() != 0 {
-		t.Skip("podman's own storage folder needs root here")
-	}
+// TestContainersPolicyVerifies pulls under a policy.json of sigstoreSigned, which
+// knows the tag scheme only: with the library of podman, CRI-O and skopeo at its
+// current version, and with the programs that are installed.
+func TestContainersPolicyVerifies(t *testing.T) {
 	folder, cache, r, signer, _ := family(t)
 	address := registrytest.Start(t, registrytest.Distribution)
-	refs := push(t, folder, r, address, signer)
-	dir := t.TempDir()
+	ref := push(t, folder, r, address, signer)["toolbox"]
 	policy := func(key string) string {
 		name := filepath.Join(t.TempDir(), "policy.json")
 		text := fmt.Sprintf(`{"default":[{"type":"reject"}],"transports":{"docker":{%q:[{"type":"sigstoreSigned","keyPath":%q,"signedIdentity":{"type":"matchRepository"}}]}}}`, address, key)
@@ -410,7 +412,12 @@ func TestPodmanAndSkopeoVerify(t *testing.T) {
 		}
 		return name
 	}
-	if err := os.WriteFile(filepath.Join(dir, "default.yaml"), []byte("docker:\n  "+address+":\n    use-sigstore-attachments: true\n"), 0o644); err != nil {
+	home := t.TempDir()
+	d := filepath.Join(home, ".config", "containers", "registries.d")
+	if err := os.MkdirAll(d, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(d, "default.yaml"), []byte("docker:\n  "+address+":\n    use-sigstore-attachments: true\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	stranger := t.TempDir()
@@ -418,39 +425,38 @@ func TestPodmanAndSkopeoVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	good, bad := policy(filepath.Join(cache, "signing", "throw-away.pub")), policy(filepath.Join(stranger, "signing", "throw-away.pub"))
-	ref := refs["toolbox"]
 	for _, c := range []struct {
 		name string
-		args func(policy string) []string
+		args func(t *testing.T, policy string) []string
 	}{
-		{"skopeo", func(p string) []string {
-			return []string{skopeo, "--policy", p, "--registries.d", dir, "copy", "--src-tls-verify=false", "--override-arch", "amd64", "docker://" + ref, "dir:" + t.TempDir()}
+		{"library", func(t *testing.T, p string) []string {
+			return []string{tool(t, "sigstoresigned", []string{"-tags", "containers_image_openpgp"}, "."), p, d, "docker://" + ref, "dir:" + t.TempDir()}
 		}},
-		{"podman", func(p string) []string {
-			store := t.TempDir()
-			return []string{podman, "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"), "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs",
-				"pull", "--signature-policy", p, "--tls-verify=false", ref}
+		{"skopeo", func(t *testing.T, p string) []string {
+			return []string{registrytest.Tool(t, "skopeo", "apt-get install skopeo"), "--policy", p, "--registries.d", d,
+				"copy", "--src-tls-verify=false", "--override-arch", "amd64", "docker://" + ref, "dir:" + t.TempDir()}
+		}},
+		{"podman", func(t *testing.T, p string) []string {
+			store, err := os.MkdirTemp("", "p") // podman wants a run root of 50 characters at most
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(store) })
+			return []string{registrytest.Tool(t, "podman", "apt-get install podman"), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
+				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref}
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			env := []string{"CONTAINERS_REGISTRIES_D=" + dir}
-			if c.name == "podman" {
-				// podman 4 reads registries.d at its fixed places only.
-				home := t.TempDir()
-				d := filepath.Join(home, ".config", "containers", "registries.d")
-				if err := os.MkdirAll(d, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.CopyFS(d, os.DirFS(dir)); err != nil {
-					t.Fatal(err)
-				}
-				env = append(env, "HOME="+home)
+			env := []string{"HOME=" + home}
+			args := c.args(t, good)
+			out, err := run(t, env, args[0], args[1:]...)
+			if strings.Contains(out, "sigstore disabled") {
+				t.Skip("this distribution compiled sigstore out of " + c.name + "; the library is tested instead")
 			}
-			args := c.args(good)
-			if out, err := run(t, env, args[0], args[1:]...); err != nil {
+			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			args = c.args(bad)
+			args = c.args(t, bad)
 			if out, err := run(t, env, args[0], args[1:]...); err == nil || !strings.Contains(strings.ToLower(out), "signature") {
 				t.Fatalf("with another key: %v\n%s", err, out)
 			}

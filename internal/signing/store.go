@@ -201,7 +201,10 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 	if err != nil {
 		return nil, err
 	}
-	referrers = slices.DeleteFunc(referrers, func(d v1.Descriptor) bool { return d.ArtifactType != string(BundleType) })
+	// Some registries list the configuration's type in the place of the artifact's.
+	referrers = slices.DeleteFunc(referrers, func(d v1.Descriptor) bool {
+		return d.ArtifactType != "" && d.ArtifactType != string(BundleType) && d.ArtifactType != string(emptyType)
+	})
 	found := make([]Attachment, len(referrers))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -212,8 +215,11 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 				return err
 			}
 			parsed, err := v1.ParseManifest(bytes.NewReader(m.Raw))
-			if err != nil || len(parsed.Layers) != 1 {
-				return fmt.Errorf("referrer %s of %s in %s is not a bundle of one layer: %w", d.Digest, subject, s.Name(), errors.Join(err))
+			if err != nil {
+				return fmt.Errorf("referrer %s of %s in %s: %w", d.Digest, subject, s.Name(), err)
+			}
+			if len(parsed.Layers) != 1 || parsed.Layers[0].MediaType != BundleType {
+				return nil // somebody else's
 			}
 			b, err := s.Blob(gctx, parsed.Layers[0].Digest)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -223,5 +229,6 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 			return err
 		})
 	}
-	return found, g.Wait()
+	err = g.Wait()
+	return slices.DeleteFunc(found, func(a Attachment) bool { return a.Bundle == nil }), err
 }
