@@ -44,6 +44,9 @@ type Located struct {
 type Layer struct {
 	Group string // of groups.yaml, or Files, or Programs
 	State llb.State
+	// meta is what the packages of a group say of themselves, for the package
+	// database; nil in a layer without Debian packages.
+	meta *llb.State
 }
 
 // The layers above the groups: what the image adds to its packages, and our
@@ -62,23 +65,23 @@ func (g *Graph) Image(img *Image, arch string, programs map[string]llb.State) (l
 		return llb.State{}, nil, err
 	}
 	for _, group := range groups {
-		state, err := g.group(group, arch, img.Distroless)
+		layer, err := g.group(group, arch, img.Distroless)
 		if err != nil {
 			return llb.State{}, nil, err
 		}
-		layers = append(layers, Layer{group.Name, state})
+		layers = append(layers, layer)
 	}
-	files, err := g.files(img, arch, merge(img.Name, layers))
+	files, err := g.files(img, arch, layers)
 	if err != nil {
 		return llb.State{}, nil, err
 	}
-	layers = append(layers, Layer{Files, files})
+	layers = append(layers, Layer{Group: Files, State: files})
 	if len(img.Programs) > 0 {
 		state, err := g.programs(img, programs)
 		if err != nil {
 			return llb.State{}, nil, err
 		}
-		layers = append(layers, Layer{Programs, state})
+		layers = append(layers, Layer{Group: Programs, State: state})
 	}
 	return merge(img.Name, layers), layers, nil
 }
@@ -111,41 +114,45 @@ func merge(name string, layers []Layer) llb.State {
 
 // group is the layer of a group's sources: a function of the group, the
 // architecture and the lock alone, so that images share it.
-func (g *Graph) group(group lock.Group, arch string, distroless bool) (llb.State, error) {
-	var parts []llb.State
-	if packages := g.Lock.Packages(group.Name, arch); len(packages) > 0 {
-		p := plan.Group{Arch: arch, Epoch: g.Epoch.Unix()}
-		p.Database, p.Paths = rules(distroless)
-		in := inputs{fetch: g.Fetch}
-		for _, pkg := range packages {
-			p.Packages = append(p.Packages, plan.Package{Name: pkg.Name, Version: pkg.Version, Arch: pkg.Arch, Input: in.add(g.Lock.Source(pkg))})
+func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, error) {
+	packages := g.Lock.Packages(group.Name, arch)
+	kinds := 0
+	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0} {
+		if has {
+			kinds++
 		}
-		state, err := g.run("group", fmt.Sprintf("unpack %s for %s (%d packages)", group.Name, arch, len(packages)), "/in", p, in.mounts()...)
-		if err != nil {
-			return llb.State{}, err
-		}
-		parts = append(parts, state)
-	} else if len(group.Debian) > 0 {
-		return llb.State{}, fmt.Errorf("the lock has no packages of group %q for %s; run `lock:update`", group.Name, arch)
 	}
-	if group.Go {
-		state, err := g.Go(arch)
-		if err != nil {
-			return llb.State{}, err
-		}
-		parts = append(parts, state)
+	var state llb.State
+	var err error
+	switch {
+	case kinds != 1:
+		return Layer{}, fmt.Errorf("group %q has %d kinds of source; a group becomes one layer, so it has one", group.Name, kinds)
+	case group.Go:
+		state, err = g.Go(arch)
+	case len(group.NPM) > 0:
+		state, err = g.node(arch)
+	case len(packages) == 0:
+		return Layer{}, fmt.Errorf("the lock has no packages of group %q for %s; run `lock:update`", group.Name, arch)
+	default:
+		return g.debian(group.Name, arch, packages, distroless)
 	}
-	if len(group.NPM) > 0 {
-		state, err := g.node(arch)
-		if err != nil {
-			return llb.State{}, err
-		}
-		parts = append(parts, state)
+	return Layer{Group: group.Name, State: state}, err
+}
+
+func (g *Graph) debian(name, arch string, packages []lock.Package, distroless bool) (Layer, error) {
+	p := plan.Group{Arch: arch, Epoch: g.Epoch.Unix()}
+	p.Database, p.Paths = rules(distroless)
+	in := inputs{fetch: g.Fetch}
+	for _, pkg := range packages {
+		p.Packages = append(p.Packages, plan.Package{Name: pkg.Name, Version: pkg.Version, Arch: pkg.Arch, Input: in.add(g.Lock.Source(pkg))})
 	}
-	if len(parts) != 1 {
-		return llb.State{}, fmt.Errorf("group %q has %d kinds of source; a group becomes one layer, so it has one", group.Name, len(parts))
+	step, err := g.run(fmt.Sprintf("unpack %s for %s (%d packages)", name, arch, len(packages)), p, in.mounts(),
+		"group", "-in", "/in", "-meta", "/meta")
+	if err != nil {
+		return Layer{}, err
 	}
-	return parts[0], nil
+	meta := step.AddMount("/meta", llb.Scratch())
+	return Layer{Group: name, State: step.AddMount("/out", llb.Scratch()), meta: &meta}, nil
 }
 
 // rules are the package database and the paths left out.
@@ -165,7 +172,7 @@ func (g *Graph) Go(arch string) (llb.State, error) {
 	in := inputs{fetch: g.Fetch}
 	input := in.add(module.Source())
 	p := plan.Go{Epoch: g.Epoch.Unix(), Version: strings.TrimSuffix(path.Base(module.Path), ".zip"), SHA256: input.SHA256}
-	return g.run("go", fmt.Sprintf("unpack Go %s for %s", module.Version, arch), "/in/"+input.File, p, in.mounts()...)
+	return g.out(fmt.Sprintf("unpack Go %s for %s", module.Version, arch), p, in.mounts(), "go", "-in", "/in/"+input.File)
 }
 
 // node is Node.js with npm at /usr/local.
@@ -183,13 +190,13 @@ func (g *Graph) node(arch string) (llb.State, error) {
 	if p.NPM.File == "" || p.Node.File == "" {
 		return llb.State{}, fmt.Errorf("the lock lacks node or npm for %s; run `lock:update`", arch)
 	}
-	return g.run("npm", "unpack Node.js for "+arch, "/in", p, in.mounts()...)
+	return g.out("unpack Node.js for "+arch, p, in.mounts(), "npm", "-in", "/in")
 }
 
 // files is the layer that makes a system of the packages: what maintainer
 // scripts would have done, the dpkg database, accounts, and the image's own
 // files. It holds nothing that the layers below already have.
-func (g *Graph) files(img *Image, arch string, root llb.State) (llb.State, error) {
+func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error) {
 	p := plan.Finish{Arch: arch, Epoch: g.Epoch.Unix(), Locale: "C.UTF-8", AptSources: !img.Distroless, Backports: !img.Distroless}
 	p.Database, p.Paths = rules(img.Distroless)
 	uid, gid, err := img.owner()
@@ -219,8 +226,16 @@ func (g *Graph) files(img *Image, arch string, root llb.State) (llb.State, error
 		}
 		p.Files = append(p.Files, plan.File{Path: f.Path, Content: f.Content, Prepend: f.Prepend, Mode: f.Mode})
 	}
-	return g.run("finish", fmt.Sprintf("finish %s for %s", img.Name, arch), "/in", p,
-		llb.AddMount("/rootfs", root, llb.Readonly))
+	args := []string{"finish", "-root", "/rootfs"}
+	mounts := []llb.RunOption{llb.AddMount("/rootfs", merge(img.Name, layers), llb.Readonly)}
+	for _, l := range layers {
+		if l.meta != nil {
+			at := "/meta/" + l.Group
+			args = append(args, "-meta", at)
+			mounts = append(mounts, llb.AddMount(at, *l.meta, llb.Readonly))
+		}
+	}
+	return g.out(fmt.Sprintf("finish %s for %s", img.Name, arch), p, mounts, args...)
 }
 
 func (img *Image) owner() (uid, gid int, err error) {
@@ -251,27 +266,32 @@ func (g *Graph) programs(img *Image, programs map[string]llb.State) (llb.State, 
 	return state, nil
 }
 
-// run is one run of the unpacker: a plan and read-only inputs in, a layer out.
-func (g *Graph) run(command, name, in string, p any, mounts ...llb.RunOption) (llb.State, error) {
+// run is one run of the unpacker: a plan and read-only inputs in, a layer at
+// /out.
+func (g *Graph) run(name string, p any, mounts []llb.RunOption, args ...string) (llb.ExecState, error) {
 	text, err := json.Marshal(p)
 	if err != nil {
-		return llb.State{}, err
+		return llb.ExecState{}, err
 	}
 	planned := llb.Scratch().File(llb.Mkfile("/plan.json", 0o644, text, llb.WithCreatedTime(g.Epoch)),
 		llb.WithCustomName("plan: "+name))
-	args := []string{"/bin/unpack", command, "-plan", "/plan/plan.json", "-in", in, "-out", "/out"}
-	if command == "finish" {
-		args = append(args, "-root", "/rootfs")
-	}
 	opts := append([]llb.RunOption{
-		llb.Args(args),
+		llb.Args(append([]string{"/bin/unpack", args[0], "-plan", "/plan/plan.json", "-out", "/out"}, args[1:]...)),
 		llb.Network(llb.NetModeNone),
 		llb.AddMount("/bin", g.Unpacker, llb.Readonly),
 		llb.AddMount("/plan", planned, llb.Readonly),
 		llb.WithCustomName(name),
 		llb.Platform(g.Worker),
 	}, mounts...)
-	return llb.Scratch().Run(opts...).AddMount("/out", llb.Scratch()), nil
+	return llb.Scratch().Run(opts...), nil
+}
+
+func (g *Graph) out(name string, p any, mounts []llb.RunOption, args ...string) (llb.State, error) {
+	step, err := g.run(name, p, mounts, args...)
+	if err != nil {
+		return llb.State{}, err
+	}
+	return step.AddMount("/out", llb.Scratch()), nil
 }
 
 // inputs collects sources and gives each the name under /in by which a plan

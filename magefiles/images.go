@@ -25,11 +25,11 @@ func Dist(ctx context.Context) error {
 // Images holds the targets of single images.
 type Images mg.Namespace
 
-// Build builds the images named by IMAGE, or the whole family, into dist/oci.
-func (Images) Build(ctx context.Context, image *string) error {
+// Build builds one image, or the whole family, into dist/oci.
+func (Images) Build(ctx context.Context, name *string) error {
 	o := options()
-	if image != nil {
-		o.Images = []string{*image}
+	if name != nil {
+		o.Images = []string{*name}
 	}
 	r, err := build.Run(ctx, o)
 	if err != nil {

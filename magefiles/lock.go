@@ -36,8 +36,21 @@ func (Lock) Update(ctx context.Context) error {
 		return err
 	}
 	changes, err := c.Update(ctx, upstream.Suites())
+	if err != nil {
+		return err
+	}
 	printChanges(changes)
-	return err
+	return nil
+}
+
+// Verify re-checks the lock from the archive keys, the checksum database and
+// the registry down to each entry; with -full also the bytes of every source.
+func (Lock) Verify(ctx context.Context, full *bool) error {
+	c, err := lockConfig(ctx)
+	if err != nil {
+		return err
+	}
+	return c.Verify(ctx, full != nil && *full)
 }
 
 // Diff prints the package changes between two locks, each a file or a git revision.
@@ -51,6 +64,25 @@ func (Lock) Diff(ctx context.Context, a, b string) error {
 		return err
 	}
 	printChanges(lock.Diff(from, to))
+	return nil
+}
+
+// Fetch fills a folder with all sources, a file: mirror for machines without a network.
+func (Lock) Fetch(ctx context.Context, dir string) error {
+	c, err := lockConfig(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.Copy(ctx, dir); err != nil {
+		return err
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	for _, kind := range lock.Kinds() {
+		fmt.Printf("export %s=file://%s\n", kind.Variable(), filepath.Join(abs, string(kind)))
+	}
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
+	"github.com/moby/buildkit/identity"
 	"github.com/moby/buildkit/session"
 	"github.com/moby/buildkit/session/secrets/secretsprovider"
 	digest "github.com/opencontainers/go-digest"
@@ -60,6 +61,7 @@ type builder struct {
 	compress string
 	sources  *sources
 	runtime  loomcycle
+	id       string // tells the local sources of this build from another's
 }
 
 // Run builds into the dist folder, which is replaced in one step when
@@ -90,7 +92,7 @@ func Run(ctx context.Context, o Options) (*dist.Release, error) {
 }
 
 func load(ctx context.Context, o Options) (*builder, error) {
-	b := &builder{Options: o}
+	b := &builder{Options: o, id: identity.NewID()}
 	if len(b.Platform) == 0 {
 		b.Platform = Platforms
 	}
@@ -187,6 +189,7 @@ func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, er
 		for i, v := range variants {
 			export, err := buildkit.Export{
 				Config:      b.family.OCIConfig(v.image, v.arch, b.build),
+				Layers:      groupNames(v.layers),
 				Compression: b.compress,
 			}.To(store)
 			if err != nil {
@@ -262,7 +265,7 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 			if err != nil {
 				return nil, nil, err
 			}
-			def, err := state.Marshal(ctx, llb.Platform(n.graph.Worker))
+			def, err := state.Marshal(ctx, llb.Platform(n.graph.Worker), llb.LocalUniqueID(b.id))
 			if err != nil {
 				return nil, nil, fmt.Errorf("%s for %s: %w", name, platform, err)
 			}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"debug/elf"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/vcs"
@@ -88,11 +88,6 @@ func checkBinary(file, arch string) error {
 }
 
 // redact takes the user and password out of a URL.
-func redact(s string) string {
-	u, err := url.Parse(s)
-	if err != nil || u.User == nil {
-		return s
-	}
-	u.User = nil
-	return u.String()
-}
+func redact(s string) string { return userinfo.ReplaceAllString(s, "://") }
+
+var userinfo = regexp.MustCompile(`://[^/\s]*@`)

@@ -33,6 +33,9 @@ type Options struct {
 	// search, BUILDKIT_HOST included. Empty means search; the private daemon
 	// that a search falls back on is named "default".
 	Private string
+	// Parallelism is how many steps a private daemon runs at a time; 0 means
+	// as many as there are.
+	Parallelism int
 	// CacheDir is the project's cache folder; empty means CacheDir(Getenv).
 	CacheDir string
 	// Root is the checkout, which holds tools/buildkitd; empty means the
@@ -149,12 +152,12 @@ func Connect(ctx context.Context, opts Options) (*Builder, error) {
 	return connect(ctx, opts, true)
 }
 
-func connect(ctx context.Context, opts Options, start bool) (b *Builder, err error) {
+func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err error) {
 	opts, err = opts.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	b = &Builder{opts: opts, byPlt: map[string]*Node{}, auth: dockerAuth}
+	b := &Builder{opts: opts, byPlt: map[string]*Node{}, auth: dockerAuth}
 	defer func() {
 		if err != nil {
 			for _, n := range b.byPlt {
@@ -174,11 +177,13 @@ func connect(ctx context.Context, opts Options, start bool) (b *Builder, err err
 			needDefault = true
 			continue
 		}
-		if b.byPlt[normalize(p)], err = dialRemote(ctx, opts, name, addr); err != nil {
+		n, err := dialRemote(ctx, opts, name, addr)
+		if err != nil {
 			return nil, err
 		}
+		b.byPlt[normalize(p)] = n
 		if b.def == nil {
-			b.def = b.byPlt[normalize(p)]
+			b.def = n
 		}
 	}
 	if needDefault {

@@ -65,7 +65,7 @@ func pinned(ctx context.Context, tools, cache string) (binary, error) {
 	if b.version == "" {
 		return b, fmt.Errorf("%s/go.mod does not require %s", tools, buildkitModule)
 	}
-	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH")
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH", "CGO_ENABLED")
 	cmd.Dir = tools
 	env, err := cmd.Output()
 	if err != nil {
@@ -82,8 +82,9 @@ func pinned(ctx context.Context, tools, cache string) (binary, error) {
 
 // ensure builds the program unless it is there. The caller holds the lock.
 func (b binary) ensure(ctx context.Context, notice func(string, ...any), log io.Writer) error {
-	if _, err := os.Stat(b.path); err == nil {
-		return nil
+	// A cache folder may have come from another machine, with another libc.
+	if err := exec.CommandContext(ctx, b.path, "--version").Run(); err == nil {
+		return os.Chtimes(b.path, time.Time{}, time.Now())
 	}
 	if err := os.MkdirAll(filepath.Dir(b.path), 0o755); err != nil {
 		return fmt.Errorf("making the folder of buildkitd: %w", err)
@@ -92,13 +93,13 @@ func (b binary) ensure(ctx context.Context, notice func(string, ...any), log io.
 	start := time.Now()
 	tmp := fmt.Sprintf("%s.%d.tmp", b.path, os.Getpid())
 	defer os.Remove(tmp)
-	// Static, so that it runs on any Linux of this architecture, in a user's
-	// namespace too. Seccomp profiles are applied by runc, not by the daemon.
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "osusergo,netgo,static_build",
-		"-ldflags", "-s -w -X "+buildkitModule+"/version.Version="+b.version,
+	// With go's own defaults and the main module's versions, a third of the
+	// packages and the standard library come out of the Go cache, where compiling
+	// the targets has put them. Seccomp profiles are runc's, no build tag is needed.
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w -X "+buildkitModule+"/version.Version="+b.version,
 		"-o", tmp, buildkitModule+"/cmd/buildkitd")
 	cmd.Dir = b.tools
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOOS=linux")
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &out), io.MultiWriter(log, &out)
 	// An interrupt stops go and, with it, its compilers.

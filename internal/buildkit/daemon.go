@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -192,6 +191,8 @@ root = %q
   address = [%q]
 [otel]
   socketPath = %q
+[cdi]
+  disabled = true
 [history]
   maxAge = 172800
   maxEntries = 100
@@ -203,6 +204,7 @@ root = %q
   networkMode = "host"
   binary = %q
   defaultCgroupParent = %q
+  max-parallelism = %[7]d
   gc = true
   # Cache mounts and local sources go first, then what has not been used for two weeks, then whatever is over the limit.
   [[worker.oci.gcpolicy]]
@@ -219,7 +221,7 @@ root = %q
     reservedSpace = "10GB"
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
-`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed)
+`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
 }
 
 // cgroup is the parent of the steps' cgroups, so that what a killed daemon
@@ -228,6 +230,9 @@ func (d *Daemon) cgroup() string {
 	sum := sha256.Sum256([]byte(d.dir))
 	return "loomcycle-buildkit-" + hex.EncodeToString(sum[:6])
 }
+
+// kitState is rootlesskit's folder, for a daemon without root.
+func (d *Daemon) kitState() string { return filepath.Join(filepath.Dir(d.sock), "rootlesskit") }
 
 // lock is held while a daemon is started or stopped.
 func (d *Daemon) lock(ctx context.Context) (unlock func(), err error) {
@@ -275,12 +280,14 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 		case err == nil:
 			n.Client.Close()
 			d.opts.notice("restarting the private buildkitd: its version or configuration has changed")
+			err = d.stop(r)
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		default:
 			d.opts.notice("the private buildkitd (pid %d) lives but does not answer: replacing it", r.PID)
+			err = d.kill(r)
 		}
-		if err := d.stop(r); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	} else if n, err := d.connect(ctx); err == nil {
@@ -414,23 +421,32 @@ func (d *Daemon) Remove(ctx context.Context) error {
 // stop ends the process: asked first, then killed. Everything it runs is in its
 // PID namespace and dies with it.
 func (d *Daemon) stop(r record) error {
-	for _, step := range []struct {
-		sig   syscall.Signal
-		limit time.Duration
-	}{{syscall.SIGTERM, stopTimeout}, {syscall.SIGKILL, stopTimeout}} {
+	if d.signal(r, syscall.SIGTERM) == nil {
+		return nil
+	}
+	return d.kill(r)
+}
+
+func (d *Daemon) kill(r record) error {
+	if err := d.signal(r, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("buildkitd (pid %d) does not end, not even killed: %w; see %s", r.PID, err, d.Log())
+	}
+	return nil
+}
+
+func (d *Daemon) signal(r record, sig syscall.Signal) error {
+	if !alive(r) {
+		return nil
+	}
+	if err := syscall.Kill(r.PID, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if !alive(r) {
 			return nil
 		}
-		if err := syscall.Kill(r.PID, step.sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("stopping buildkitd (pid %d): %w", r.PID, err)
-		}
-		for deadline := time.Now().Add(step.limit); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-			if !alive(r) {
-				return nil
-			}
-		}
 	}
-	return fmt.Errorf("buildkitd (pid %d) does not end, not even killed: see %s", r.PID, d.Log())
+	return fmt.Errorf("it lives %s after the %s", stopTimeout, sig)
 }
 
 // sweep removes what a daemon that is gone left: sockets, its record, and the
@@ -439,14 +455,16 @@ func (d *Daemon) sweep() {
 	for _, f := range []string{d.sock, d.sock + ".lock", filepath.Join(filepath.Dir(d.sock), "otel.sock"), d.recordPath()} {
 		os.Remove(f)
 	}
+	os.RemoveAll(d.kitState())
 	if filepath.Dir(d.sock) != d.dir {
 		os.Remove(filepath.Dir(d.sock))
 	}
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-		steps, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup(), "*"))
-		parents, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup()))
-		for _, dir := range slices.Concat(steps, parents) {
-			syscall.Rmdir(dir) // fails for the files, and for what is in use
+		for _, below := range []string{"buildkit/*", "buildkit", ""} {
+			dirs, _ := filepath.Glob(filepath.Join(hierarchy, d.cgroup(), below))
+			for _, dir := range dirs {
+				syscall.Rmdir(dir) // fails for the files, and for what is in use
+			}
 		}
 	}
 }

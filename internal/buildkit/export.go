@@ -3,12 +3,13 @@ package buildkit
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
 	"os"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/log"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
@@ -16,9 +17,13 @@ import (
 
 // Export is how a variant leaves BuildKit.
 type Export struct {
-	// Config is the image config, as in the OCI image specification; BuildKit
-	// fills in the diff ids (and a history entry per layer that has none).
+	// Config is the image config, as in the OCI image specification, but for
+	// the diff ids and the history, which come from the layers. Created is required.
 	Config ocispecs.Image
+	// Layers describes every layer of the state, the lowest one first: the
+	// "created by" of its history entry. An entry that is missing would be
+	// BuildKit's own, with the time of the build in it.
+	Layers []string
 	// Annotations go into the image manifest.
 	Annotations map[string]string
 	// Compression is "gzip" or "zstd"; empty means gzip.
@@ -44,6 +49,10 @@ func OpenStore(dir string) (content.Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
 	}
+	// The store warns of every file system without fs-verity, which few have.
+	if err := log.SetLevel("error"); err != nil {
+		return nil, err
+	}
 	store, err := local.NewStore(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
@@ -58,6 +67,13 @@ func OpenStore(dir string) (content.Store, error) {
 // attestation is added, layers that came compressed from a cache are compressed
 // again unless they already are as asked, and timestamps are left alone.
 func (e Export) To(store content.Store) (client.ExportEntry, error) {
+	if e.Config.Created == nil || len(e.Layers) == 0 {
+		return client.ExportEntry{}, errors.New("an export needs the image's creation time and a description of every layer, or its digest would depend on the clock")
+	}
+	e.Config.History = nil
+	for _, l := range e.Layers {
+		e.Config.History = append(e.Config.History, ocispecs.History{Created: e.Config.Created, CreatedBy: l})
+	}
 	cfg, err := json.Marshal(e.Config)
 	if err != nil {
 		return client.ExportEntry{}, fmt.Errorf("encoding the image config: %w", err)
@@ -76,7 +92,7 @@ func (e Export) To(store content.Store) (client.ExportEntry, error) {
 	for k, v := range e.Annotations {
 		attrs[exptypes.AnnotationManifestKey(nil, k)] = v
 	}
-	return client.ExportEntry{Type: client.ExporterOCI, Attrs: maps.Clone(attrs), OutputStore: store}, nil
+	return client.ExportEntry{Type: client.ExporterOCI, Attrs: attrs, OutputStore: store}, nil
 }
 
 // Descriptor is the manifest that an export wrote.
@@ -86,8 +102,8 @@ func Descriptor(res *client.SolveResponse) (ocispecs.Descriptor, error) {
 	if err == nil {
 		err = json.Unmarshal(raw, &desc)
 	}
-	if err != nil || desc.Digest == "" {
-		return desc, fmt.Errorf("BuildKit's answer holds no manifest descriptor (its exporter is too old?): %w", err)
+	if err != nil {
+		return desc, fmt.Errorf("BuildKit's answer holds no manifest descriptor (is the daemon older than v0.12?): %w", err)
 	}
 	// BuildKit stamps the descriptor (not the manifest) with the time of the export.
 	desc.Annotations = nil

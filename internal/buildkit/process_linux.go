@@ -65,7 +65,8 @@ func (d *Daemon) command(ctx context.Context, bin, config string) (*exec.Cmd, er
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		return nil, err
 	}
-	args := []string{"--state-dir=" + filepath.Join(d.dir, "rootlesskit"), "--net=host", "--pidns", "--propagation=rslave", bin, "--config", config, "--rootless"}
+	// Its state folder holds sockets too, so it goes where ours is.
+	args := []string{"--state-dir=" + d.kitState(), "--net=host", "--pidns", bin, "--config", config, "--rootless"}
 	if !canMountProc(ctx) {
 		d.opts.notice("this machine does not let a user mount /proc (it is itself a container?): steps see the daemon's processes")
 		args = append(args, "--oci-worker-no-process-sandbox")

@@ -28,6 +28,10 @@ var packages = map[string]string{
 	"slirp4netns":         "slirp4netns",
 }
 
+// Tests are the programs that the project's tests run beside the engines'
+// libraries.
+var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns"}
+
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the
 // error says what to install.

@@ -5,6 +5,8 @@ package imagefs
 
 import (
 	"archive/tar"
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -20,6 +22,8 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -60,12 +64,22 @@ func (f *File) Sum(into ...hash.Hash) error {
 
 // FS is the merged file system of an image.
 type FS struct {
-	files map[string]*File
-	paths []string // sorted
+	files  map[string]*File
+	sorted []*File // by path
 }
 
-// All gives every path in order; the slice must not be changed.
-func (f *FS) All() []string { return f.paths }
+// All gives every entry in the order of paths; the slice must not be changed.
+func (f *FS) All() []*File { return f.sorted }
+
+// Below gives the entries whose path begins with prefix, in order.
+func (f *FS) Below(prefix string) []*File {
+	from, _ := slices.BinarySearchFunc(f.sorted, prefix, func(e *File, p string) int { return strings.Compare(e.Path, p) })
+	to := from
+	for to < len(f.sorted) && strings.HasPrefix(f.sorted[to].Path, prefix) {
+		to++
+	}
+	return f.sorted[from:to]
+}
 
 // Lstat gives the entry at a path, a symbolic link as itself; nil if there is none.
 func (f *FS) Lstat(name string) *File { return f.files[clean(name)] }
@@ -161,14 +175,18 @@ func (s *Store) Open(ctx context.Context, img v1.Image) (*FS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the layers: %w", err)
 	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	if len(config.RootFS.DiffIDs) != len(layers) {
+		return nil, fmt.Errorf("the configuration names %d layers and the manifest %d", len(config.RootFS.DiffIDs), len(layers))
+	}
 	read := make([]*layer, len(layers))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(4)
 	for i, l := range layers {
-		id, err := l.DiffID()
-		if err != nil {
-			return nil, fmt.Errorf("layer %d: %w", i, err)
-		}
+		id := config.RootFS.DiffIDs[i]
 		s.mu.Lock()
 		if s.layers[id] == nil {
 			s.layers[id] = &layer{}
@@ -193,7 +211,12 @@ func (s *Store) Open(ctx context.Context, img v1.Image) (*FS, error) {
 }
 
 func (l *layer) load(from v1.Layer, id v1.Hash, dir string) error {
-	in, err := from.Uncompressed()
+	compressed, err := from.Compressed()
+	if err != nil {
+		return err
+	}
+	defer compressed.Close()
+	in, err := decompress(compressed)
 	if err != nil {
 		return err
 	}
@@ -212,6 +235,23 @@ func (l *layer) load(from v1.Layer, id v1.Hash, dir string) error {
 		return err
 	}
 	return l.index()
+}
+
+// decompress tells gzip and zstd by their first bytes (RFC 1952, RFC 8878);
+// anything else is a plain archive.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	b := bufio.NewReaderSize(r, 1<<20)
+	switch magic, _ := b.Peek(4); {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		return gzip.NewReader(b)
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		d, err := zstd.NewReader(b)
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	}
+	return io.NopCloser(b), nil
 }
 
 func (l *layer) index() error {
@@ -291,9 +331,9 @@ func merge(layers []*layer) (*FS, error) {
 			out.files[f.Path] = &seen
 		}
 	}
-	for p := range out.files {
-		out.paths = append(out.paths, p)
+	for _, f := range out.files {
+		out.sorted = append(out.sorted, f)
 	}
-	slices.Sort(out.paths)
+	slices.SortFunc(out.sorted, func(a, b *File) int { return strings.Compare(a.Path, b.Path) })
 	return out, nil
 }

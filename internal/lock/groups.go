@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -89,6 +90,35 @@ func (gs Groups) validate() error {
 			}
 		}
 		seen[g.Name] = true
+	}
+	return nil
+}
+
+// CheckGroups reports the first group whose declared packages the lock does
+// not hold: the groups file was changed and lock:update not run.
+func (l *Lock) CheckGroups(gs Groups) error {
+	for _, g := range gs {
+		for _, arch := range Arches() {
+			have := map[string]bool{}
+			for _, below := range gs.Chain(g.Name) {
+				for _, p := range l.Packages(below.Name, arch) {
+					have[p.Name] = true
+				}
+			}
+			for _, name := range g.Debian {
+				name, _, _ = strings.Cut(name, "/")
+				if !strings.HasPrefix(name, "?") && !have[name] {
+					return fmt.Errorf("group %s asks for %s, which is not locked for %s: run lock:update", g.Name, name, arch)
+				}
+			}
+		}
+	}
+	for arch := range l.Debian {
+		for _, p := range l.Debian[arch] {
+			if _, ok := gs.Get(p.Group); !ok {
+				return fmt.Errorf("the lock holds %s in group %s, which no longer exists: run lock:update", p, p.Group)
+			}
+		}
 	}
 	return nil
 }

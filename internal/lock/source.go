@@ -20,6 +20,9 @@ const (
 	KindNPM      Kind = "npm"
 )
 
+// Kinds lists the kinds of sources.
+func Kinds() []Kind { return []Kind{KindDebian, KindSecurity, KindGo, KindNPM} }
+
 // Variable is the environment variable that lists the mirrors of the kind.
 func (k Kind) Variable() string {
 	switch k {

@@ -286,8 +286,13 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 		}
 		return f, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	inner, cancel := context.WithCancelCause(ctx)
+	// The timer runs until the first byte and starts anew with each read.
+	timer := time.AfterFunc(m.stall, func() { cancel(fmt.Errorf("the server has sent nothing for %s", m.stall)) })
+	stop := func() { timer.Stop(); cancel(nil) }
+	req, err := http.NewRequestWithContext(inner, http.MethodGet, u.String(), nil)
 	if err != nil {
+		stop()
 		return nil, errors.New("the request cannot be made: the URL is malformed")
 	}
 	req.Header.Set("User-Agent", "loomcycle-images")
@@ -296,8 +301,12 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 	}
 	resp, err := m.client.Do(req)
 	if err != nil {
+		defer stop()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if inner.Err() != nil {
+			return nil, &transientError{context.Cause(inner)}
 		}
 		// The outer error repeats the URL, of a redirect's target even, with
 		// what it may hold of credentials.
@@ -308,9 +317,10 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 		return nil, &transientError{err}
 	}
 	if resp.StatusCode == http.StatusOK {
-		return resp.Body, nil
+		return &body{resp.Body, func() { timer.Reset(m.stall) }, stop, inner}, nil
 	}
 	resp.Body.Close()
+	stop()
 	switch {
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone:
 		return nil, ErrNotFound
@@ -318,4 +328,26 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 		return nil, &transientError{fmt.Errorf("the server answers %s", resp.Status)}
 	}
 	return nil, fmt.Errorf("the server answers %s", resp.Status)
+}
+
+// body is a response whose read fails when the server falls silent.
+type body struct {
+	io.ReadCloser
+	alive, stop func()
+	ctx         context.Context
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == nil {
+		b.alive()
+	} else if cause := context.Cause(b.ctx); cause != nil && !errors.Is(err, io.EOF) {
+		err = cause
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.stop()
+	return b.ReadCloser.Close()
 }

@@ -4,7 +4,10 @@
 package mirror
 
 import (
+	"cmp"
 	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -15,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/mod/module"
+	"golang.org/x/net/http/httpproxy"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
@@ -25,6 +29,8 @@ import (
 type Mirrors struct {
 	client *http.Client
 	wait   time.Duration
+	stall  time.Duration
+	aptDir string
 	lists  map[lock.Kind]func() ([]base, error)
 }
 
@@ -39,24 +45,28 @@ type base struct {
 // Option changes how mirrors are reached.
 type Option func(*Mirrors)
 
-// WithClient sets the HTTP client. The default follows the proxy variables
-// of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
-func WithClient(c *http.Client) Option { return func(m *Mirrors) { m.client = c } }
-
 // WithWait sets the pause before the first retry of a failed request, 500 ms
 // by default; each further pause is twice as long.
 func WithWait(d time.Duration) Option { return func(m *Mirrors) { m.wait = d } }
 
+// WithStall sets how long a mirror may send nothing before the connection
+// counts as broken, one minute by default.
+func WithStall(d time.Duration) Option { return func(m *Mirrors) { m.stall = d } }
+
+// WithAptDir sets the folder of the machine's apt configuration, /etc/apt by default.
+func WithAptDir(dir string) Option { return func(m *Mirrors) { m.aptDir = dir } }
+
 // FromMachine takes the mirrors from the variables DEBIAN_MIRROR,
 // DEBIAN_SECURITY_MIRROR (lists separated by spaces or commas), GOPROXY and
 // NPM_CONFIG_REGISTRY; where one is unset, from the machine's apt sources,
-// `go env GOPROXY` and `npm config get registry`.
+// `go env GOPROXY` and `npm config get registry`. HTTP_PROXY, HTTPS_PROXY and
+// NO_PROXY are followed.
 func FromMachine(ctx context.Context, env func(string) string, options ...Option) *Mirrors {
-	m := &Mirrors{client: defaultClient(), wait: 500 * time.Millisecond}
+	m := &Mirrors{client: newClient(env), wait: 500 * time.Millisecond, stall: time.Minute, aptDir: "/etc/apt"}
 	for _, o := range options {
 		o(m)
 	}
-	apt := sync.OnceValues(func() (aptMirrors, error) { return readAptSources("/etc/apt") })
+	apt := sync.OnceValues(func() (aptMirrors, error) { return readAptSources(m.aptDir) })
 	deb := func(kind lock.Kind) ([]base, error) {
 		list := strings.FieldsFunc(env(kind.Variable()), func(r rune) bool { return r == ',' || r == ' ' || r == '\n' || r == '\t' })
 		if len(list) == 0 {
@@ -87,11 +97,13 @@ func FromMachine(ctx context.Context, env func(string) string, options ...Option
 	return m
 }
 
-func defaultClient() *http.Client {
+func newClient(env func(string) string) *http.Client {
+	either := func(name string) string { return cmp.Or(env(name), env(strings.ToLower(name))) }
+	proxy := (&httpproxy.Config{HTTPProxy: either("HTTP_PROXY"), HTTPSProxy: either("HTTPS_PROXY"), NoProxy: either("NO_PROXY")}).ProxyFunc()
 	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.Proxy = func(r *http.Request) (*url.URL, error) { return proxy(r.URL) }
 	t.MaxIdleConnsPerHost = 16
-	t.ResponseHeaderTimeout = time.Minute
-	// The archive's own compression is part of what is hashed.
+	// What a server compresses on the way is not what was hashed.
 	t.DisableCompression = true
 	return &http.Client{Transport: t}
 }
@@ -145,6 +157,23 @@ func Redact(raw string) string {
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	return u.String()
+}
+
+// Credentials takes the user and password out of a mirror's URL and returns
+// the URL without them and the value of the Authorization header that they
+// stand for (empty when there are none), so that the URL can be shown,
+// logged or attested.
+func Credentials(raw string) (bare, authorization string, err error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", "", errors.New("a mirror's URL is malformed")
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		authorization = "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))
+		u.User = nil
+	}
+	return u.String(), authorization, nil
 }
 
 // LocalPath is the file that a file: URL names.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // dpkg records MD5; what it protects is checked by the lock's SHA-256
 	"crypto/sha256"
+	"debug/buildinfo"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -49,6 +50,11 @@ type Variant struct {
 	Files []string
 	FS    *imagefs.FS
 	Lock  *lock.Lock
+	// ModuleCache is a GOMODCACHE that holds every module of Modules, for
+	// their licences.
+	ModuleCache string
+	// Licences are those of the project's own programs.
+	Licences []string
 }
 
 func (v Variant) arch() string { return path.Base(strings.TrimPrefix(v.Platform, "linux/")) }
@@ -109,6 +115,12 @@ func (c *Catalog) Err() error {
 
 var catalogers = []string{"dpkg-db-cataloger", "go-module-binary-cataloger", "javascript-package-cataloger"}
 
+// WithLicences gives a context in which several Inspects share one classifier
+// of licence texts; to make it takes a second.
+func WithLicences(ctx context.Context) (context.Context, error) {
+	return syft.SetContextLicenseScanner(ctx, cataloging.DefaultLicenseConfig())
+}
+
 // Inspect finds the packages of a variant and the owner of every file. What
 // is missing is in the result, for Err to say: an incomplete catalog can
 // still be looked at.
@@ -126,7 +138,9 @@ func Inspect(ctx context.Context, v Variant, components Components) (*Catalog, e
 		WithCatalogerSelection(cataloging.NewSelectionRequest().WithDefaults(catalogers...)).
 		// A version that is guessed from the bytes of a binary is no version.
 		WithPackagesConfig(pkgcataloging.DefaultConfig().WithGolangConfig(
-			golang.DefaultCatalogerConfig().WithMainModuleVersion(golang.MainModuleVersionConfig{FromLDFlags: true}),
+			golang.DefaultCatalogerConfig().
+				WithMainModuleVersion(golang.MainModuleVersionConfig{FromLDFlags: true}).
+				WithSearchLocalModCacheLicenses(v.ModuleCache != "").WithLocalModCacheDir(v.ModuleCache),
 		))
 	found, err := syft.CreateSBOM(ctx, src, cfg)
 	if err != nil {
@@ -155,7 +169,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 	}
 
 	why := map[string]string{}
-	var modules []pkg.Package
+	var modules []pkg.Package       // but the main ones
 	npm := map[string]pkg.Package{} // by folder
 	programs := map[string]pkg.Package{}
 	for _, p := range all {
@@ -169,12 +183,20 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 				npm[path.Dir(strings.TrimPrefix(l.RealPath, "/"))] = p
 			}
 		case pkg.GoModulePkg:
-			modules = append(modules, p)
 			if m, ok := p.Metadata.(pkg.GolangBinaryBuildinfoEntry); ok && m.MainModule == p.Name {
+				if components.ownsProgram(p) {
+					p.Licenses.Add(pkg.NewLicensesFromValuesWithContext(ctx, v.Licences...)...)
+				}
+				if p.Version == "" || p.Version == "UNKNOWN" || p.Version == "(devel)" {
+					p.Version, p.PURL = v.Version, "pkg:golang/"+p.Name+"@"+v.Version
+				}
+				p.SetID()
 				for _, l := range p.Locations.ToSlice() {
 					programs[strings.TrimPrefix(l.RealPath, "/")] = p
 				}
+				continue
 			}
+			modules = append(modules, p)
 		}
 	}
 	c.checkDebian(all)
@@ -186,8 +208,8 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			continue
 		}
 		used := false
-		for _, name := range v.FS.All() {
-			f := v.FS.Lstat(name)
+		for _, f := range v.FS.All() {
+			name := f.Path
 			if _, taken := c.Owner[name]; taken || !f.Regular() || !component.claims(v, f) {
 				continue
 			}
@@ -209,14 +231,13 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 	}
 
 	npmRoots := map[string]bool{}
-	for _, name := range v.FS.All() {
-		f := v.FS.Lstat(name)
+	for _, f := range v.FS.All() {
+		name := f.Path
 		if _, taken := c.Owner[name]; taken || !f.Regular() {
 			continue
 		}
 		if p, ok := programs[name]; ok && components.program(name) {
-			id := keep(p)
-			c.Owner[name] = id
+			c.Owner[name] = keep(p)
 			sum := sha256.New()
 			if err := f.Sum(sum); err != nil {
 				return err
@@ -286,17 +307,11 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		}
 		break
 	}
-	for _, name := range v.FS.All() {
-		dir, base := path.Split(name)
-		switch dir {
-		case "var/lib/dpkg/info/":
-			owner := strings.TrimSuffix(base, path.Ext(base))
-			if owner == entry.Package || owner == entry.Package+":"+entry.Architecture {
-				c.Owner[name] = id
-			}
-		case "var/lib/dpkg/status.d/":
-			if base == entry.Package || base == entry.Package+".md5sums" {
-				c.Owner[name] = id
+	for _, db := range []string{"var/lib/dpkg/info/", "var/lib/dpkg/status.d/"} {
+		for _, f := range v.FS.Below(db + entry.Package) {
+			rest := strings.TrimPrefix(strings.TrimPrefix(f.Path, db+entry.Package), ":"+entry.Architecture)
+			if f.Regular() && (rest == "" || strings.HasPrefix(rest, ".") && !strings.Contains(rest[1:], ".")) {
+				c.Owner[f.Path] = id
 			}
 		}
 	}
@@ -401,12 +416,8 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 	for _, m := range modules {
 		for _, l := range m.Locations.ToSlice() {
 			owner, ok := c.Owner[strings.TrimPrefix(l.RealPath, "/")]
-			if !ok || m.Name == "cmd" || (m.Version == "" || m.Version == "UNKNOWN") && owner != m.ID() {
-				continue // a program of the Go distribution or of a Debian package: its owner is the component
-			}
-			if owner == m.ID() {
-				kept[key{m.Name, m.Version}] = m
-				continue
+			if !ok || m.Version == "" || m.Version == "UNKNOWN" {
+				continue // of a program that Debian builds without modules: its package is the component
 			}
 			k := key{m.Name, m.Version}
 			first, ok := kept[k]
@@ -415,7 +426,7 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 				kept[k] = m
 				keep(m)
 			}
-			if first.ID() == owner || seen[[2]artifact.ID{first.ID(), owner}] {
+			if seen[[2]artifact.ID{first.ID(), owner}] {
 				continue
 			}
 			seen[[2]artifact.ID{first.ID(), owner}] = true
@@ -428,6 +439,29 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 		}
 	}
 	c.sbom.Relationships = relations
+}
+
+// Modules lists the Go modules that the project's programs in an image are
+// linked from, as path@version, sorted.
+func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
+	var out []string
+	for _, f := range fsys.All() {
+		if !f.ELF || !components.program(f.Path) {
+			continue
+		}
+		info, err := buildinfo.Read(f.Open())
+		if err != nil {
+			return nil, fmt.Errorf("/%s is not a Go program with build information: %w", f.Path, err)
+		}
+		for _, m := range info.Deps {
+			if m.Replace != nil {
+				m = m.Replace
+			}
+			out = append(out, m.Path+"@"+m.Version)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 // Summary is one line for a log.
@@ -478,11 +512,11 @@ func (c *Catalog) describeOwnFiles(id artifact.ID) {
 	}
 	c.sbom.Artifacts.FileMetadata = map[file.Coordinates]file.Metadata{}
 	c.sbom.Artifacts.FileDigests = map[file.Coordinates][]file.Digest{}
-	for _, name := range c.Variant.FS.All() {
+	for _, f := range c.Variant.FS.All() {
+		name := f.Path
 		if c.Owner[name] != id {
 			continue
 		}
-		f := c.Variant.FS.Lstat(name)
 		at := file.NewCoordinates("/"+name, "")
 		c.sbom.Artifacts.FileMetadata[at] = metadata(f)
 		c.sbom.Artifacts.FileDigests[at] = digests(f)

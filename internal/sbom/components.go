@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/anchore/syft/syft/file"
+	"github.com/anchore/syft/syft/pkg"
 	"github.com/bmatcuk/doublestar/v4"
 	"go.yaml.in/yaml/v3"
 
@@ -96,6 +98,13 @@ func (c Component) claims(v Variant, f *imagefs.File) bool {
 	}
 	return c.Definition && slices.Contains(v.Files, f.Path) ||
 		slices.ContainsFunc(c.Paths, func(p string) bool { return doublestar.MatchUnvalidated(p, f.Path) })
+}
+
+// ownsProgram says whether a module was found in one of the programs' places.
+func (c Components) ownsProgram(p pkg.Package) bool {
+	return slices.ContainsFunc(p.Locations.ToSlice(), func(l file.Location) bool {
+		return c.program(strings.TrimPrefix(l.RealPath, "/"))
+	})
 }
 
 func (c Components) program(name string) bool {

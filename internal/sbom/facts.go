@@ -46,6 +46,7 @@ type PackageFacts struct {
 	WithinType string        `json:"withinType,omitempty"`
 	Files      int           `json:"files"`
 	Locked     digest.Digest `json:"locked,omitempty"` // of the archive in the lock
+	H1         string        `json:"h1,omitempty"`     // of a Go module, from the checksum database
 }
 
 // FileFacts is one path; Mode is octal, as `stat -c %a` prints it.
@@ -76,8 +77,7 @@ func (c *Catalog) Facts(config *v1.ConfigFile) (Facts, error) {
 		Unclaimed: list(c.Unclaimed), Missing: list(c.Missing), Extra: list(c.Extra),
 		Packages: []PackageFacts{}, Special: []FileFacts{},
 	}
-	for _, name := range v.FS.All() {
-		f := v.FS.Lstat(name)
+	for _, f := range v.FS.All() {
 		if f.Regular() {
 			out.Files++
 			out.Bytes += f.Size
@@ -88,9 +88,9 @@ func (c *Catalog) Facts(config *v1.ConfigFile) (Facts, error) {
 			continue
 		}
 		out.Special = append(out.Special, FileFacts{
-			Path: name, Type: fileTypes[f.Type], Mode: fmt.Sprintf("%o", f.Mode), UID: f.UID, GID: f.GID,
+			Path: f.Path, Type: fileTypes[f.Type], Mode: fmt.Sprintf("%o", f.Mode), UID: f.UID, GID: f.GID,
 			Setuid: f.Mode&0o4000 != 0, Setgid: f.Mode&0o2000 != 0, Sticky: f.Mode&0o1000 != 0,
-			Capability: f.Capability, World: world, Component: c.name(c.Owner[name]),
+			Capability: f.Capability, World: world, Component: c.name(c.Owner[f.Path]),
 		})
 	}
 	for _, p := range c.sbom.Artifacts.Packages.Sorted() {
@@ -125,6 +125,9 @@ func (c *Catalog) packageFacts(p pkg.Package) PackageFacts {
 	}
 	if entry, ok := p.Metadata.(pkg.DpkgDBEntry); ok {
 		out.Source = cmp.Or(entry.Source, entry.Package)
+	}
+	if entry, ok := p.Metadata.(pkg.GolangBinaryBuildinfoEntry); ok {
+		out.H1 = entry.H1Digest
 	}
 	if in := c.sbom.Artifacts.Packages.Package(c.within[p.ID()]); in != nil {
 		out.Within, out.WithinType = in.Name, string(in.Type)

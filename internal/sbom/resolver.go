@@ -93,14 +93,18 @@ func (r resolver) FilesByGlob(patterns ...string) ([]file.Location, error) {
 		if !doublestar.ValidatePattern(pattern) {
 			return nil, fmt.Errorf("glob %q is not valid", pattern)
 		}
+		// Most globs name a file in any folder, or any file of one folder: do
+		// not match 60,000 paths in full for that.
+		base, _ := doublestar.SplitPattern(pattern)
+		prefix := base + "/"
+		if base == "." || base == "/" {
+			prefix = ""
+		}
 		last := path.Base(pattern)
-		for _, p := range r.fs.All() {
-			// Most globs name a file in any folder: do not match 60,000 paths in full for that.
-			if !strings.ContainsAny(last, "*?[{") && path.Base(p) != last {
-				continue
-			}
-			if f := r.fs.Lstat(p); f.Regular() && doublestar.MatchUnvalidated(pattern, p) {
-				out = append(out, location(f, "/"+p))
+		literal := !strings.ContainsAny(last, "*?[{")
+		for _, f := range r.fs.Below(prefix) {
+			if f.Regular() && (!literal || strings.HasSuffix(f.Path, last)) && doublestar.MatchUnvalidated(pattern, f.Path) {
+				out = append(out, location(f, "/"+f.Path))
 			}
 		}
 	}
@@ -115,9 +119,9 @@ func (r resolver) FilesByMIMEType(types ...string) ([]file.Location, error) {
 		if t != elfType {
 			continue
 		}
-		for _, p := range r.fs.All() {
-			if f := r.fs.Lstat(p); f.ELF {
-				out = append(out, location(f, "/"+p))
+		for _, f := range r.fs.All() {
+			if f.ELF {
+				out = append(out, location(f, "/"+f.Path))
 			}
 		}
 		break
@@ -138,9 +142,9 @@ func (r resolver) AllLocations(ctx context.Context) <-chan file.Location {
 	out := make(chan file.Location)
 	go func() {
 		defer close(out)
-		for _, p := range r.fs.All() {
+		for _, f := range r.fs.All() {
 			select {
-			case out <- location(r.fs.Lstat(p), "/"+p):
+			case out <- location(f, "/"+f.Path):
 			case <-ctx.Done():
 				return
 			}

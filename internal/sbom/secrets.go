@@ -29,7 +29,9 @@ var secretKinds = []struct {
 }{
 	{"private key", "PRIVATE KEY-----", regexp.MustCompile(`-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----\s*\n[A-Za-z0-9+/=:,. \r\n-]{64}`)},
 	{"AWS access key", "AKIA", regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`)},
-	{"GitHub token", "gh", regexp.MustCompile(`\bgh[pousr]_[A-Za-z0-9]{36,}\b`)},
+	{"GitHub token", "ghp_", regexp.MustCompile(`\bghp_[A-Za-z0-9]{36,}\b`)},
+	{"GitHub token", "gho_", regexp.MustCompile(`\bgho_[A-Za-z0-9]{36,}\b`)},
+	{"GitHub token", "ghs_", regexp.MustCompile(`\bghs_[A-Za-z0-9]{36,}\b`)},
 	{"GitHub token", "github_pat_", regexp.MustCompile(`\bgithub_pat_[A-Za-z0-9_]{60,}\b`)},
 	{"GitLab token", "glpat-", regexp.MustCompile(`\bglpat-[A-Za-z0-9_-]{20,}\b`)},
 	{"npm token", "npm_", regexp.MustCompile(`\bnpm_[A-Za-z0-9]{36}\b`)},
@@ -49,15 +51,12 @@ var secretNames = map[string]string{
 // secretEnv are variables whose value is a secret by their name.
 var secretEnv = regexp.MustCompile(`(?i)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE_?KEY)`)
 
-// maxSecretFile is the largest file that is searched, in bytes: 64 MiB.
-const maxSecretFile = 64 << 20
-
 // secrets searches every file but those that are byte for byte what a Debian
 // package shipped, and the image's configuration.
 func (c *Catalog) secrets(config *v1.ConfigFile) ([]Finding, error) {
 	out := []Finding{}
-	for _, name := range c.Variant.FS.All() {
-		f := c.Variant.FS.Lstat(name)
+	for _, f := range c.Variant.FS.All() {
+		name := f.Path
 		owner := c.sbom.Artifacts.Packages.Package(c.Owner[name])
 		if !f.Regular() || f.Size == 0 || owner != nil && owner.Type == pkg.DebPkg {
 			continue
@@ -65,10 +64,7 @@ func (c *Catalog) secrets(config *v1.ConfigFile) ([]Finding, error) {
 		if kind, ok := secretNames[path.Base(name)]; ok {
 			out = append(out, Finding{name, kind, c.name(c.Owner[name])})
 		}
-		if f.Size > maxSecretFile && !f.ELF {
-			out = append(out, Finding{name, "unsearched: larger than 64 MiB", c.name(c.Owner[name])})
-		}
-		data, err := io.ReadAll(io.LimitReader(f.Open(), maxSecretFile))
+		data, err := io.ReadAll(f.Open())
 		if err != nil {
 			return nil, fmt.Errorf("search /%s for secrets: %w", name, err)
 		}
@@ -104,8 +100,17 @@ func (c *Catalog) secrets(config *v1.ConfigFile) ([]Finding, error) {
 func search(data []byte) []string {
 	var out []string
 	for _, s := range secretKinds {
-		if bytes.Contains(data, []byte(s.literal)) && s.pattern.Match(data) && !slices.Contains(out, s.kind) {
-			out = append(out, s.kind)
+		for rest, from := data, 0; !slices.Contains(out, s.kind); {
+			i := bytes.Index(rest, []byte(s.literal))
+			if i < 0 {
+				break
+			}
+			at := from + i
+			if s.pattern.Match(data[max(0, at-48):min(len(data), at+512)]) {
+				out = append(out, s.kind)
+			}
+			from = at + len(s.literal)
+			rest = data[from:]
 		}
 	}
 	return out

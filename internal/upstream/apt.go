@@ -30,7 +30,7 @@ func newApt(ctx context.Context, dir, archives, keys, arch string, suites []lock
 	if err != nil {
 		return nil, fmt.Errorf("lock:update resolves packages with apt-get, which is not on this machine: run it on Debian or a derivative: %w", err)
 	}
-	for _, sub := range []string{"etc/apt/preferences.d", "var/lib/dpkg", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/log/apt"} {
+	for _, sub := range []string{"etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d", "var/lib/dpkg", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/log/apt"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, err
 		}
@@ -70,7 +70,6 @@ Acquire::Check-Date "false";
 `, dir, filepath.Join(dir, "var/lib/dpkg/status"), arch, arch)
 	a := &apt{program: program, config: filepath.Join(dir, "apt.conf")}
 	err = errors.Join(
-		os.MkdirAll(filepath.Join(dir, "etc/apt/sources.list.d"), 0o755),
 		os.WriteFile(filepath.Join(dir, "etc/apt/sources.list.d/lock.sources"), []byte(sources.String()), 0o644),
 		os.WriteFile(filepath.Join(dir, "var/lib/dpkg/status"), nil, 0o644),
 		os.WriteFile(a.config, []byte(config), 0o644),

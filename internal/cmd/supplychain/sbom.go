@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -41,6 +42,9 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
+	if ctx, err = sbom.WithLicences(ctx); err != nil {
+		return err
+	}
 	store, err := imagefs.NewStore("")
 	if err != nil {
 		return err
@@ -55,7 +59,7 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 			}
 			for _, v := range image.Platforms {
 				start := time.Now()
-				catalog, err := at.describe(ctx, store, components, definition, image.Name, v)
+				catalog, err := at.describe(ctx, store, components, definition, family.Licenses, image.Name, v)
 				if err != nil {
 					return err
 				}
@@ -70,7 +74,7 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 }
 
 // describe writes the documents of one variant.
-func (b *build) describe(ctx context.Context, store *imagefs.Store, components sbom.Components, definition *images.Image, name string, v dist.Variant) (*sbom.Catalog, error) {
+func (b *build) describe(ctx context.Context, store *imagefs.Store, components sbom.Components, definition *images.Image, licences, name string, v dist.Variant) (*sbom.Catalog, error) {
 	img, config, err := b.image(v)
 	if err != nil {
 		return nil, err
@@ -83,6 +87,14 @@ func (b *build) describe(ctx context.Context, store *imagefs.Store, components s
 		Image: name, Platform: v.Platform, Version: b.release.Version, Digest: v.Digest,
 		Namespace: b.release.Source.Repository, FS: fsys, Lock: b.lock,
 	}
+	modules, err := sbom.Modules(fsys, components)
+	if err != nil {
+		return nil, fmt.Errorf("%s for %s: %w", name, v.Platform, err)
+	}
+	if in.ModuleCache, err = downloadModules(ctx, modules); err != nil {
+		return nil, fmt.Errorf("%s for %s: %w", name, v.Platform, err)
+	}
+	in.Licences = []string{licences}
 	for _, l := range v.Layers {
 		in.Groups = append(in.Groups, l.Group)
 	}
@@ -114,6 +126,33 @@ func (b *build) describe(ctx context.Context, store *imagefs.Store, components s
 		writeFile(b.file("sbom", name, v.Platform, ".cdx.json"), cdx),
 		writeJSON(b.file("sbom", name, v.Platform, ".facts.json"), facts),
 	)
+}
+
+// downloadModules brings the modules into the go command's cache, where their
+// licences are read; most are there already.
+func downloadModules(ctx context.Context, modules []string) (cache string, err error) {
+	dir, err := os.MkdirTemp("", "modules-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	run := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = dir // outside any module
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GO111MODULE=on")
+		out, err := cmd.Output()
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return "", fmt.Errorf("go %s: %w: %s", args[0], err, exit.Stderr)
+		}
+		return strings.TrimSpace(string(out)), err
+	}
+	if len(modules) > 0 {
+		if _, err := run(append([]string{"mod", "download"}, modules...)...); err != nil {
+			return "", fmt.Errorf("download the modules of our programs for their licences; set GOPROXY if this machine has no other way: %w", err)
+		}
+	}
+	return run("env", "GOMODCACHE")
 }
 
 // runSBOMDiff compares what `sbom` wrote for two builds.
