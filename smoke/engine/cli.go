@@ -227,6 +227,8 @@ func (e *cli) options(c *Container, container string) ([]string, error) {
 		runtime = e.runtime
 	}
 	add(runtime != "", "--runtime", runtime)
+	// gVisor takes over an interface where there is one, and fails where none is.
+	add(c.Runtime == "runsc" && c.NoNetwork && e.program == "podman", "--runtime-flag", "network=none")
 	add(c.User != "", "--user", c.User)
 	add(c.Workdir != "", "--workdir", c.Workdir)
 	add(c.NoNetwork, "--network", "none")
