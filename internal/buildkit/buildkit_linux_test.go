@@ -29,22 +29,6 @@ import (
 	"github.com/tonistiigi/fsutil"
 )
 
-// env is an environment with only what the test says, so that a builder of the
-// person who runs it is left alone.
-func env(kv map[string]string) func(string) string {
-	return func(k string) string {
-		switch v, ok := kv[k]; {
-		case ok:
-			return v
-		case k == "DOCKER_HOST":
-			return "unix:///nonexistent/docker.sock"
-		case k == "BUILDKIT_PROGRESS":
-			return "plain"
-		}
-		return ""
-	}
-}
-
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
 // program alone comes from the project's own cache: compiling it takes minutes.
 func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *buffer) {
@@ -349,6 +333,17 @@ func TestChangedConfigurationRestarts(t *testing.T) {
 	}
 	if !slices.ContainsFunc(workers[0].GCPolicy, func(p client.PruneInfo) bool { return p.MaxUsedSpace == 7<<30 }) {
 		t.Errorf("the limit is not in force: %+v", workers[0].GCPolicy)
+	}
+}
+
+func TestFailedStartSaysWhy(t *testing.T) {
+	d, _, _ := fresh(t, map[string]string{"BUILDKIT_MAX_USED_SPACE": "lots"})
+	_, err := d.Up(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "invalid disk space lots") || !strings.Contains(err.Error(), d.Log()) {
+		t.Errorf("%v", err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("left %q", l)
 	}
 }
 
