@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
@@ -545,7 +546,7 @@ func TestErrorNamesTheStep(t *testing.T) {
 // variant exports a state and returns its manifest.
 func variant(t *testing.T, b *Builder, dir, platform string, layers int, state llb.State, locals map[string]fsutil.FS) (ocispecs.Descriptor, ocispecs.Manifest) {
 	t.Helper()
-	job := exportJob(t, dir, platform, "", layers, state, locals)
+	job := exportJob(t, opened(t, dir), platform, "", layers, state, locals)
 	res, err := b.Solve(t.Context(), job)
 	if err != nil {
 		t.Fatal(err)
@@ -553,12 +554,17 @@ func variant(t *testing.T, b *Builder, dir, platform string, layers int, state l
 	return manifest(t, dir, res[0])
 }
 
-func exportJob(t *testing.T, dir, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+func opened(t *testing.T, dir string) content.Store {
 	t.Helper()
 	store, err := OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return store
+}
+
+func exportJob(t *testing.T, store content.Store, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+	t.Helper()
 	p := strings.Split(platform, "/")
 	created := time.Unix(1700000000, 0).UTC()
 	exp, err := Export{
@@ -614,9 +620,10 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	for compression, mediaType := range map[string]string{"gzip": ocispecs.MediaTypeImageLayerGzip, "zstd": ocispecs.MediaTypeImageLayerZstd} {
 		dir := t.TempDir()
 		// Both at once, into one store, as a build of the family does it.
+		store := opened(t, dir)
 		res, err := b.Solve(t.Context(),
-			exportJob(t, dir, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
-			exportJob(t, dir, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
+			exportJob(t, store, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
+			exportJob(t, store, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -649,6 +656,30 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 }
 
+// Exports that share their layers race for every blob of the store.
+func TestConcurrentExportsIntoOneStore(t *testing.T) {
+	_, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3")})
+	for i := range 10 {
+		dir := t.TempDir()
+		store := opened(t, dir)
+		var jobs []Job
+		for range 6 {
+			jobs = append(jobs, exportJob(t, store, "linux/amd64", "", 3, state, locals))
+		}
+		start := time.Now()
+		if _, err := b.Solve(t.Context(), jobs...); err != nil {
+			t.Fatalf("round %d: %v\n%s", i, err, log)
+		}
+		t.Log(time.Since(start))
+		if blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*")); len(blobs) != 5 {
+			t.Errorf("blobs %q", blobs)
+		}
+	}
+}
+
 func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	one, opts, _ := fresh(t, nil)
 	two, _, _ := fresh(t, nil)
@@ -667,7 +698,8 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	}
 	// Both nodes at once, one display.
 	dir := t.TempDir()
-	res, err := b.Solve(t.Context(), exportJob(t, dir, "linux/amd64", "", 2, state, locals), exportJob(t, dir, "linux/arm64", "", 2, state, locals))
+	store := opened(t, dir)
+	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", "", 2, state, locals), exportJob(t, store, "linux/arm64", "", 2, state, locals))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -545,7 +545,8 @@ func (d *Daemon) openLog() (f *os.File, size int64, err error) {
 }
 
 // tail is the last few lines that were logged after the offset, but for the
-// frames of a stack trace: a function, and below it its file after a tab.
+// frames of a stack trace (a function, and below it its file after a tab) and
+// rootlesskit's word that its child ended.
 func tail(path string, offset int64) string {
 	data, err := os.ReadFile(path)
 	if err != nil || int64(len(data)) <= offset {
@@ -557,9 +558,11 @@ func tail(path string, offset int64) string {
 			kept = kept[:max(0, len(kept)-1)]
 			continue
 		}
-		kept = append(kept, line)
+		if !strings.HasPrefix(line, "[rootlesskit:") || !strings.Contains(line, "exited") {
+			kept = append(kept, line)
+		}
 	}
-	return strings.Join(kept[max(0, len(kept)-3):], " / ")
+	return strings.Join(kept[max(0, len(kept)-4):], " / ")
 }
 
 func writeJSON(path string, v any) error {

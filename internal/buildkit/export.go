@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/sirupsen/logrus"
 )
 
 // Export is how a variant leaves BuildKit.
@@ -42,24 +39,6 @@ func Compression(getenv func(string) string) (string, error) {
 	default:
 		return "", fmt.Errorf("COMPRESSION=%s is unknown: use gzip or zstd", c)
 	}
-}
-
-// OpenStore opens (and makes) the blob store of an OCI layout, the folder
-// blobs/sha256. One store takes the exports of any number of concurrent jobs;
-// a blob that it already has is not sent again.
-func OpenStore(dir string) (content.Store, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
-	}
-	// The store warns of file systems without fs-verity, which it can do without.
-	level := logrus.GetLevel()
-	logrus.SetLevel(logrus.ErrorLevel)
-	store, err := local.NewStore(dir)
-	logrus.SetLevel(level)
-	if err != nil {
-		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
-	}
-	return store, nil
 }
 
 // To is the exporter entry that writes the variant's manifest, config and
