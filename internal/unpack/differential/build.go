@@ -148,9 +148,11 @@ func (j *Job) Reference(ctx context.Context) (string, error) {
 	if err := os.RemoveAll(keyFile); err != nil {
 		return "", err
 	}
+	start := time.Now()
 	if err := j.mmdebstrap(ctx, out); err != nil {
 		return "", err
 	}
+	fmt.Fprintf(j.Log, "mmdebstrap took %.0f s\n", time.Since(start).Seconds())
 	return out, os.WriteFile(keyFile, key, 0o644)
 }
 
