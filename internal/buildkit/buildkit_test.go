@@ -118,7 +118,7 @@ func up(t *testing.T, d *Daemon) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { n.Client.Close() })
+	t.Cleanup(func() { n.Close() })
 	return n
 }
 
@@ -315,7 +315,7 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	n, err := d.Up(ctx)
 	cancel()
 	if err == nil {
-		n.Client.Close()
+		n.Close()
 		t.Skip("the daemon was up before it could be cancelled")
 	}
 	if l := leftovers(t, d); len(l) > 0 {
@@ -324,16 +324,21 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	up(t, d)
 }
 
-// A changed configuration replaces an idle daemon.
+// A changed configuration replaces a daemon that nobody uses.
 func TestChangedConfigurationRestarts(t *testing.T) {
-	d, opts, _ := fresh(t, nil)
-	up(t, d)
+	d, opts, log := fresh(t, nil)
+	user := up(t, d)
 	before, _ := d.running()
 	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
 	changed, err := NewDaemon(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
+	up(t, changed).Close()
+	if after, _ := d.running(); after != before || !strings.Contains(log.String(), "in use") {
+		t.Error("a daemon in use was restarted")
+	}
+	user.Close()
 	n := up(t, changed)
 	if after, _ := d.running(); after.PID == before.PID {
 		t.Error("the daemon was not restarted")

@@ -251,17 +251,42 @@ func (d *Daemon) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { l.Unlock() }, nil
 }
 
+// join marks the daemon as used by this process until leave is called or the
+// process ends. Who wants to replace the daemon needs the same lock alone.
+func (d *Daemon) join() (leave func(), err error) {
+	l := d.users()
+	if ok, err := l.TryRLock(); err != nil || !ok {
+		return nil, fmt.Errorf("locking %s: %w", l.Path(), err)
+	}
+	return func() { l.Unlock() }, nil
+}
+
+func (d *Daemon) users() *flock.Flock { return flock.New(filepath.Join(d.dir, "users")) }
+
+// used tells whether a process has joined.
+func (d *Daemon) used() bool {
+	l := d.users()
+	ok, err := l.TryLock()
+	defer l.Unlock()
+	return err == nil && !ok
+}
+
 // Up returns the daemon, starting it when it is not up. What an earlier one
 // left behind (a stale socket, a killed process) is cleared away; a daemon of an
-// older pin or configuration is replaced, unless a build is using it.
+// older pin or configuration is replaced, unless somebody uses it.
 func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 	p, err := d.plan(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if r, ok := d.running(); ok && r.Key == p.key {
-		if n, err := d.connect(ctx); err == nil {
-			return n, nil
+		leave, err := d.join()
+		if err == nil {
+			if n, err := d.connect(ctx); err == nil {
+				n.leave = leave
+				return n, nil
+			}
+			leave()
 		}
 	}
 	unlock, err := d.lock(ctx)
@@ -269,16 +294,28 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 		return nil, err
 	}
 	defer unlock()
+	n, err := d.upLocked(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if n.leave, err = d.join(); err != nil {
+		n.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 	if r, ok := d.running(); ok {
 		n, err := d.await(ctx, wedgeTimeout, func() bool { return !alive(r) })
 		switch {
 		case err == nil && r.Key == p.key:
 			return n, nil
-		case err == nil && busy(ctx, n.Client):
-			d.opts.notice("the private buildkitd %s is of another version or configuration, but busy: using it as it is", n.Version)
+		case err == nil && d.used():
+			d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
 			return n, nil
 		case err == nil:
-			n.Client.Close()
+			n.Close()
 			d.opts.notice("restarting the private buildkitd: its version or configuration has changed")
 			err = d.stop(r)
 		case ctx.Err() != nil:
@@ -296,7 +333,8 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 	}
 	d.sweep()
 	if findRunc() == "" {
-		if err := d.installRunc(ctx); err != nil {
+		err := d.installRunc(ctx)
+		if err != nil {
 			return nil, err
 		}
 		if p, err = d.plan(ctx); err != nil {
@@ -399,6 +437,9 @@ func (d *Daemon) Down(ctx context.Context) error {
 	}
 	defer unlock()
 	if r, ok := d.running(); ok {
+		if d.used() {
+			d.opts.notice("stopping the private buildkitd while it is in use")
+		}
 		if err := d.stop(r); err != nil {
 			return err
 		}
@@ -467,11 +508,6 @@ func (d *Daemon) sweep() {
 			}
 		}
 	}
-}
-
-// busy tells whether a build is running on the daemon.
-func busy(ctx context.Context, c *client.Client) bool {
-	return activeBuilds(ctx, c) != 0
 }
 
 // privateDir makes a folder for a socket that gives root, and refuses one that
@@ -560,15 +596,18 @@ func (d *Daemon) installRunc(ctx context.Context) error {
 		return nil
 	}
 	install := []string{"install", "-y", "-q", "--no-install-recommends", "runc"}
-	if err := apt(install...); err == nil {
-		return nil
+	err := apt(install...)
+	if err != nil {
+		// The package lists may be missing or old.
+		if err = apt("update", "-q"); err == nil {
+			err = apt(install...)
+		}
 	}
-	// The package lists may be missing or old.
-	if err := apt("update", "-q"); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err == nil && findRunc() == "" {
+		err = errors.New("the package is installed, but there is no runc in it")
 	}
-	if err := apt(install...); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err != nil {
+		return fmt.Errorf("installing runc, which buildkitd needs: %w", err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package unpack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -147,7 +148,7 @@ func (f *finish) write(p string, m meta, content []byte) error {
 	}
 	if before, ok := f.prepend[p]; ok {
 		delete(f.prepend, p)
-		_, pm, err := place(before.Path, before.Mode, before.UID, before.GID)
+		_, pm, err := place(before.Path, cmp.Or(before.Mode, "0644"), before.UID, before.GID)
 		if err != nil {
 			return err
 		}
@@ -187,7 +188,7 @@ func (f *finish) mkdir(p string, m meta) error {
 // what the plan says wins over what the packages would do.
 func (f *finish) planned(in string) error {
 	for _, d := range f.plan.Dirs {
-		p, m, err := place(d.Path, d.Mode, d.UID, d.GID)
+		p, m, err := place(d.Path, cmp.Or(d.Mode, "0755"), d.UID, d.GID)
 		if err != nil {
 			return err
 		}
@@ -197,7 +198,7 @@ func (f *finish) planned(in string) error {
 		}
 	}
 	for _, file := range f.plan.Files {
-		p, m, err := place(file.Path, file.Mode, file.UID, file.GID)
+		p, m, err := place(file.Path, cmp.Or(file.Mode, "0644"), file.UID, file.GID)
 		if err != nil {
 			return err
 		}
@@ -501,37 +502,42 @@ func (f *finish) check() error {
 		}
 	}
 	for _, r := range f.packages {
-		if p := "usr/share/doc/" + r.Name + "/copyright"; !f.resolves(p, 0) {
+		if p := "usr/share/doc/" + r.Name + "/copyright"; !f.licensed(p) {
 			return fmt.Errorf("package %s: its licence /%s is missing or a dangling link", r.Name, p)
 		}
 	}
 	return nil
 }
 
-// resolves follows links inside the image.
-func (f *finish) resolves(p string, depth int) bool {
+func (f *finish) licensed(p string) bool {
+	_, ok := f.follow(p, 0)
+	return ok
+}
+
+// follow follows links inside the image and returns where they end.
+func (f *finish) follow(p string, depth int) (string, bool) {
 	if depth > 20 {
-		return false
+		return "", false
 	}
 	done := "."
 	for part := range strings.SplitSeq(p, "/") {
 		next := path.Join(done, part)
 		info, err := f.root.Lstat(next)
 		if err != nil {
-			return false
+			return "", false
 		}
 		if info.Mode()&fs.ModeSymlink != 0 {
 			target, err := f.root.Readlink(next)
 			if err != nil {
-				return false
+				return "", false
 			}
 			if !path.IsAbs(target) {
 				target = path.Join("/", done, target)
 			}
 			rest := strings.TrimPrefix(p, next)
-			return f.resolves(strings.TrimPrefix(path.Clean(target+rest), "/"), depth+1)
+			return f.follow(strings.TrimPrefix(path.Clean(target+rest), "/"), depth+1)
 		}
 		done = next
 	}
-	return true
+	return done, true
 }
