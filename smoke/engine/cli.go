@@ -170,7 +170,16 @@ func (e *cli) load(ctx context.Context, key string, img *Image) (err error) {
 		if out, ierr := e.command(ctx, nil, "image", "exists", ref); ierr == nil && out.Exit == 0 {
 			break
 		}
-		_, err = e.must(ctx, "pull", "-q", "--arch", arch, "oci:"+img.Layout+":"+img.Name)
+		// podman makes a name of the path, which may hold nothing that a name may not.
+		var dir string
+		if dir, err = os.MkdirTemp("/tmp", "smoke-layout"); err != nil {
+			break
+		}
+		defer os.RemoveAll(dir)
+		link := filepath.Join(dir, "oci")
+		if err = os.Symlink(img.Layout, link); err == nil {
+			_, err = e.must(ctx, "pull", "-q", "--arch", arch, "oci:"+link+":"+img.Name)
+		}
 	default:
 		ref = "localhost/" + img.Name + ":smoke-" + arch + "-" + e.run
 		err = e.dockerLoad(ctx, img, ref)
