@@ -1,6 +1,7 @@
 package smoke
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,19 +23,19 @@ import (
 )
 
 // Options say what to test and how. The environment may say it too:
-// SMOKE_REF, SMOKE_ENGINE, SMOKE_JOBS, SMOKE_CASES (a name or pattern) and
+// SMOKE_REF, SMOKE_DIST, SMOKE_ENGINE, SMOKE_JOBS, SMOKE_CASES (a name or pattern) and
 // SMOKE_SLOW (a factor for time budgets on a slow machine).
 type Options struct {
 	Root   string   // the checkout
-	Dist   string   // the build to test; Root/dist when empty
+	Dist   string   // the build to test; SMOKE_DIST or Root/dist when empty
 	Images []string // names; all when empty
 	// Native leaves out what only emulation could run.
 	Native bool
 	Getenv func(string) string
 	Out    io.Writer // the table
 	Log    io.Writer // notices
-	// Reports is the folder for report.json and junit.xml; Root/dist/smoke
-	// when empty.
+	// Reports is the folder for report.json and junit.xml; smoke in the
+	// dist folder when empty.
 	Reports string
 }
 
@@ -76,12 +77,8 @@ type fact struct{ image, output string }
 
 func newRunner(ctx context.Context, o Options) (*runner, error) {
 	r := &runner{Options: o, facts: map[string]fact{}, probes: map[string]string{}}
-	if r.Dist == "" {
-		r.Dist = filepath.Join(r.Root, "dist")
-	}
-	if r.Reports == "" {
-		r.Reports = filepath.Join(r.Root, "dist", "smoke")
-	}
+	r.Dist = cmp.Or(r.Dist, r.Getenv("SMOKE_DIST"), filepath.Join(r.Root, "dist"))
+	r.Reports = cmp.Or(r.Reports, filepath.Join(r.Dist, "smoke"))
 	var err error
 	if r.Root, err = filepath.Abs(r.Root); err != nil {
 		return nil, err
