@@ -36,8 +36,11 @@ func (Lock) Update(ctx context.Context) error {
 		return err
 	}
 	changes, err := c.Update(ctx, upstream.Suites())
+	if err != nil {
+		return err
+	}
 	printChanges(changes)
-	return err
+	return nil
 }
 
 // Verify re-checks the lock from the archive keys, the checksum database and

@@ -189,6 +189,7 @@ func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, er
 		for i, v := range variants {
 			export, err := buildkit.Export{
 				Config:      b.family.OCIConfig(v.image, v.arch, b.build),
+				Layers:      groupNames(v.layers),
 				Compression: b.compress,
 			}.To(store)
 			if err != nil {

@@ -6,6 +6,8 @@ package mirror
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -155,6 +157,23 @@ func Redact(raw string) string {
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	return u.String()
+}
+
+// Credentials takes the user and password out of a mirror's URL and returns
+// the URL without them and the value of the Authorization header that they
+// stand for (empty when there are none), so that the URL can be shown,
+// logged or attested.
+func Credentials(raw string) (bare, authorization string, err error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", "", errors.New("a mirror's URL is malformed")
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		authorization = "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))
+		u.User = nil
+	}
+	return u.String(), authorization, nil
 }
 
 // LocalPath is the file that a file: URL names.

@@ -233,6 +233,19 @@ func TestCredentialsStayOut(t *testing.T) {
 	}
 }
 
+func TestCredentials(t *testing.T) {
+	for raw, want := range map[string][2]string{
+		"https://robot:hunter2@mirror.example.test/debian/x": {"https://mirror.example.test/debian/x", "Basic cm9ib3Q6aHVudGVyMg=="},
+		"https://token@mirror.example.test/x":                {"https://mirror.example.test/x", "Basic dG9rZW46"},
+		"http://mirror.example.test/x":                       {"http://mirror.example.test/x", ""},
+	} {
+		bare, authorization, err := mirror.Credentials(raw)
+		if err != nil || bare != want[0] || authorization != want[1] {
+			t.Errorf("%s: %q %q %v", raw, bare, authorization, err)
+		}
+	}
+}
+
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := machine(t, map[string]string{"DEBIAN_MIRROR": serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
