@@ -102,6 +102,16 @@ type Node struct {
 	Platform string
 	// Snapshotter is the worker's, e.g. "overlayfs".
 	Snapshotter string
+
+	leave func() // see Daemon.join
+}
+
+// Close ends the connection, not the daemon.
+func (n *Node) Close() error {
+	if n.leave != nil {
+		n.leave()
+	}
+	return n.Client.Close()
 }
 
 // Arch is the worker's own architecture in Go's words ("amd64", "arm64").
@@ -139,7 +149,7 @@ func (b *Builder) Nodes() []*Node {
 func (b *Builder) Close() error {
 	var errs []error
 	for _, n := range b.Nodes() {
-		errs = append(errs, n.Client.Close())
+		errs = append(errs, n.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -161,7 +171,7 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 	defer func() {
 		if err != nil {
 			for _, n := range b.byPlt {
-				n.Client.Close()
+				n.Close()
 			}
 		}
 	}()

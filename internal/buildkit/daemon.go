@@ -206,7 +206,8 @@ root = %q
   defaultCgroupParent = %q
   max-parallelism = %[7]d
   gc = true
-  # Cache mounts and local sources go first, then what has not been used for two weeks, then whatever is over the limit.
+  # Cache mounts and local sources go first, then what has not been used for
+  # two weeks, then whatever is over the limit.
   [[worker.oci.gcpolicy]]
     filters = ["type==source.local", "type==exec.cachemount", "type==source.git.checkout"]
     keepDuration = "168h"
@@ -218,7 +219,6 @@ root = %q
     minFreeSpace = "5%%"
   [[worker.oci.gcpolicy]]
     all = true
-    reservedSpace = "10GB"
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
 `, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
@@ -251,17 +251,42 @@ func (d *Daemon) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { l.Unlock() }, nil
 }
 
+// join marks the daemon as used by this process until leave is called or the
+// process ends. Who wants to replace the daemon needs the same lock alone.
+func (d *Daemon) join() (leave func(), err error) {
+	l := d.users()
+	if ok, err := l.TryRLock(); err != nil || !ok {
+		return nil, fmt.Errorf("locking %s: %w", l.Path(), err)
+	}
+	return func() { l.Unlock() }, nil
+}
+
+func (d *Daemon) users() *flock.Flock { return flock.New(filepath.Join(d.dir, "users")) }
+
+// used tells whether a process has joined.
+func (d *Daemon) used() bool {
+	l := d.users()
+	ok, err := l.TryLock()
+	defer l.Unlock()
+	return err == nil && !ok
+}
+
 // Up returns the daemon, starting it when it is not up. What an earlier one
 // left behind (a stale socket, a killed process) is cleared away; a daemon of an
-// older pin or configuration is replaced, unless a build is using it.
+// older pin or configuration is replaced, unless somebody uses it.
 func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 	p, err := d.plan(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if r, ok := d.running(); ok && r.Key == p.key {
-		if n, err := d.connect(ctx); err == nil {
-			return n, nil
+		leave, err := d.join()
+		if err == nil {
+			if n, err := d.connect(ctx); err == nil {
+				n.leave = leave
+				return n, nil
+			}
+			leave()
 		}
 	}
 	unlock, err := d.lock(ctx)
@@ -269,16 +294,28 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 		return nil, err
 	}
 	defer unlock()
+	n, err := d.upLocked(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if n.leave, err = d.join(); err != nil {
+		n.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 	if r, ok := d.running(); ok {
 		n, err := d.await(ctx, wedgeTimeout, func() bool { return !alive(r) })
 		switch {
 		case err == nil && r.Key == p.key:
 			return n, nil
-		case err == nil && busy(ctx, n.Client):
-			d.opts.notice("the private buildkitd %s is of another version or configuration, but busy: using it as it is", n.Version)
+		case err == nil && d.used():
+			d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
 			return n, nil
 		case err == nil:
-			n.Client.Close()
+			n.Close()
 			d.opts.notice("restarting the private buildkitd: its version or configuration has changed")
 			err = d.stop(r)
 		case ctx.Err() != nil:
@@ -296,7 +333,8 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 	}
 	d.sweep()
 	if findRunc() == "" {
-		if err := d.installRunc(ctx); err != nil {
+		err := d.installRunc(ctx)
+		if err != nil {
 			return nil, err
 		}
 		if p, err = d.plan(ctx); err != nil {
@@ -399,6 +437,9 @@ func (d *Daemon) Down(ctx context.Context) error {
 	}
 	defer unlock()
 	if r, ok := d.running(); ok {
+		if d.used() {
+			d.opts.notice("stopping the private buildkitd while it is in use")
+		}
 		if err := d.stop(r); err != nil {
 			return err
 		}
@@ -469,11 +510,6 @@ func (d *Daemon) sweep() {
 	}
 }
 
-// busy tells whether a build is running on the daemon.
-func busy(ctx context.Context, c *client.Client) bool {
-	return activeBuilds(ctx, c) != 0
-}
-
 // privateDir makes a folder for a socket that gives root, and refuses one that
 // another user has made first.
 func privateDir(dir string) error {
@@ -508,14 +544,25 @@ func (d *Daemon) openLog() (f *os.File, size int64, err error) {
 	return f, size, nil
 }
 
-// tail is the last few lines that were logged after the offset.
+// tail is the last few lines that were logged after the offset, but for the
+// frames of a stack trace (a function, and below it its file after a tab) and
+// rootlesskit's word that its child ended.
 func tail(path string, offset int64) string {
 	data, err := os.ReadFile(path)
 	if err != nil || int64(len(data)) <= offset {
 		return "(nothing)"
 	}
-	lines := strings.Split(strings.TrimSpace(string(data[offset:])), "\n")
-	return strings.Join(lines[max(0, len(lines)-3):], " / ")
+	var kept []string
+	for _, line := range strings.Split(strings.TrimSpace(string(data[offset:])), "\n") {
+		if strings.HasPrefix(line, "\t") {
+			kept = kept[:max(0, len(kept)-1)]
+			continue
+		}
+		if !strings.HasPrefix(line, "[rootlesskit:") || !strings.Contains(line, "exited") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept[max(0, len(kept)-4):], " / ")
 }
 
 func writeJSON(path string, v any) error {
@@ -560,15 +607,18 @@ func (d *Daemon) installRunc(ctx context.Context) error {
 		return nil
 	}
 	install := []string{"install", "-y", "-q", "--no-install-recommends", "runc"}
-	if err := apt(install...); err == nil {
-		return nil
+	err := apt(install...)
+	if err != nil {
+		// The package lists may be missing or old.
+		if err = apt("update", "-q"); err == nil {
+			err = apt(install...)
+		}
 	}
-	// The package lists may be missing or old.
-	if err := apt("update", "-q"); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err == nil && findRunc() == "" {
+		err = errors.New("the package is installed, but there is no runc in it")
 	}
-	if err := apt(install...); err != nil {
-		return fmt.Errorf("installing runc: %w", err)
+	if err != nil {
+		return fmt.Errorf("installing runc, which buildkitd needs: %w", err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package buildkit
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -84,14 +83,8 @@ func (discard) Close() error                { return nil }
 // BuildKit, if an engine answers and what it has passes the probe; else nil.
 func dialDocker(ctx context.Context, opts Options) *Node {
 	host := dockerHost(ctx, opts)
-	engine, err := docker.NewClientWithOpts(docker.FromEnv, docker.WithHost(host), docker.WithAPIVersionNegotiation())
-	if err != nil {
-		return nil
-	}
-	pingCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	if _, err := engine.Ping(pingCtx); err != nil {
-		engine.Close()
+	engine := engineAt(ctx, host)
+	if engine == nil {
 		return nil
 	}
 	type candidate struct {
@@ -134,6 +127,21 @@ func dialDocker(ctx context.Context, opts Options) *Node {
 	return nil
 }
 
+// engineAt is a client of the docker engine, nil when none answers.
+func engineAt(ctx context.Context, host string) *docker.Client {
+	engine, err := docker.NewClientWithOpts(docker.FromEnv, docker.WithHost(host), docker.WithAPIVersionNegotiation())
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if _, err := engine.Ping(ctx); err != nil {
+		engine.Close()
+		return nil
+	}
+	return engine
+}
+
 // dockerHost is where the docker command would look for its engine:
 // DOCKER_HOST, else the current context's endpoint, else the default socket.
 func dockerHost(ctx context.Context, opts Options) string {
@@ -154,22 +162,24 @@ func dockerHost(ctx context.Context, opts Options) string {
 func currentBuildx(ctx context.Context) (name, driver string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", "buildx", "ls", "--format", "{{json .}}").Output()
+	out, err := exec.CommandContext(ctx, "docker", "buildx", "inspect").Output()
 	if err != nil {
 		return "", ""
 	}
 	return parseBuildx(out)
 }
 
-// parseBuildx finds the current builder in the lines of docker buildx ls.
+// parseBuildx reads the head of docker buildx inspect, the one listing that
+// marks the current builder in every version of buildx.
 func parseBuildx(out []byte) (name, driver string) {
 	for line := range strings.Lines(string(out)) {
-		var b struct {
-			Name, Driver string
-			Current      bool
-		}
-		if json.Unmarshal([]byte(line), &b) == nil && b.Current {
-			return b.Name, b.Driver
+		switch key, value, _ := strings.Cut(line, ":"); {
+		case key == "Name" && name == "":
+			name = strings.TrimSpace(value)
+		case key == "Driver":
+			return name, strings.TrimSpace(value)
+		case key == "Nodes":
+			return "", ""
 		}
 	}
 	return "", ""

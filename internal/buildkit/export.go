@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/log"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
@@ -18,7 +16,8 @@ import (
 // Export is how a variant leaves BuildKit.
 type Export struct {
 	// Config is the image config, as in the OCI image specification, but for
-	// the diff ids and the history, which come from the layers. Created is required.
+	// the diff ids and the history, which come from the layers. Created is
+	// required. A zero Config leaves all of it to a frontend.
 	Config ocispecs.Image
 	// Layers describes every layer of the state, the lowest one first: the
 	// "created by" of its history entry. An entry that is missing would be
@@ -42,24 +41,6 @@ func Compression(getenv func(string) string) (string, error) {
 	}
 }
 
-// OpenStore opens (and makes) the blob store of an OCI layout, the folder
-// blobs/sha256. One store takes the exports of any number of concurrent jobs;
-// a blob that it already has is not sent again.
-func OpenStore(dir string) (content.Store, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
-	}
-	// The store warns of every file system without fs-verity, which few have.
-	if err := log.SetLevel("error"); err != nil {
-		return nil, err
-	}
-	store, err := local.NewStore(dir)
-	if err != nil {
-		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
-	}
-	return store, nil
-}
-
 // To is the exporter entry that writes the variant's manifest, config and
 // layers into a store. It adds no index: Descriptor gives the manifest.
 //
@@ -67,28 +48,31 @@ func OpenStore(dir string) (content.Store, error) {
 // attestation is added, layers that came compressed from a cache are compressed
 // again unless they already are as asked, and timestamps are left alone.
 func (e Export) To(store content.Store) (client.ExportEntry, error) {
-	if e.Config.Created == nil || len(e.Layers) == 0 {
-		return client.ExportEntry{}, errors.New("an export needs the image's creation time and a description of every layer, or its digest would depend on the clock")
-	}
-	e.Config.History = nil
-	for _, l := range e.Layers {
-		e.Config.History = append(e.Config.History, ocispecs.History{Created: e.Config.Created, CreatedBy: l})
-	}
-	cfg, err := json.Marshal(e.Config)
-	if err != nil {
-		return client.ExportEntry{}, fmt.Errorf("encoding the image config: %w", err)
+	attrs := map[string]string{}
+	if e.Config.OS != "" || len(e.Layers) > 0 {
+		if e.Config.Created == nil || len(e.Layers) == 0 {
+			return client.ExportEntry{}, errors.New("an export needs the image's creation time and a description of every layer, or its digest would depend on the clock")
+		}
+		e.Config.History = nil
+		for _, l := range e.Layers {
+			e.Config.History = append(e.Config.History, ocispecs.History{Created: e.Config.Created, CreatedBy: l})
+		}
+		cfg, err := json.Marshal(e.Config)
+		if err != nil {
+			return client.ExportEntry{}, fmt.Errorf("encoding the image config: %w", err)
+		}
+		attrs[exptypes.ExporterImageConfigKey] = string(cfg)
 	}
 	compression := e.Compression
 	if compression == "" {
 		compression = "gzip"
 	}
-	attrs := map[string]string{
-		"tar":                           "false",
-		"compression":                   compression,
-		"force-compression":             "true",
-		"oci-mediatypes":                "true",
-		exptypes.ExporterImageConfigKey: string(cfg),
-	}
+	maps.Copy(attrs, map[string]string{
+		"tar":               "false",
+		"compression":       compression,
+		"force-compression": "true",
+		"oci-mediatypes":    "true",
+	})
 	for k, v := range e.Annotations {
 		attrs[exptypes.AnnotationManifestKey(nil, k)] = v
 	}

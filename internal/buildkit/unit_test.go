@@ -5,15 +5,37 @@ import (
 	"testing"
 )
 
+// env is an environment with only what the test says, so that a builder of the
+// person who runs it is left alone.
+func env(kv map[string]string) func(string) string {
+	return func(k string) string {
+		switch v, ok := kv[k]; {
+		case ok:
+			return v
+		case k == "DOCKER_HOST":
+			return "unix:///nonexistent/docker.sock"
+		case k == "BUILDKIT_PROGRESS":
+			return "plain"
+		}
+		return ""
+	}
+}
+
 func TestParseBuildx(t *testing.T) {
-	const ls = `{"Current":false,"Driver":"docker","Name":"default","Nodes":[{"Name":"default"}]}
-{"Current":true,"Driver":"docker-container","Name":"wide","Nodes":[{"Name":"wide0"},{"Name":"wide1"}]}
+	const inspect = `Name:          wide
+Driver:        docker-container
+Last Activity: 2026-11-29 13:09:17 +0000 UTC
+
+Nodes:
+Name:     wide0
+Endpoint: unix:///var/run/docker.sock
+Status:   running
 `
-	if name, driver := parseBuildx([]byte(ls)); name != "wide" || driver != "docker-container" {
+	if name, driver := parseBuildx([]byte(inspect)); name != "wide" || driver != "docker-container" {
 		t.Errorf("got %q, %q", name, driver)
 	}
-	if name, driver := parseBuildx([]byte("NAME/NODE DRIVER/ENDPOINT\n")); name != "" || driver != "" {
-		t.Errorf("an old buildx gave %q, %q", name, driver)
+	if name, driver := parseBuildx([]byte("Nodes:\nName: x\n")); name != "" || driver != "" {
+		t.Errorf("no builder gave %q, %q", name, driver)
 	}
 }
 

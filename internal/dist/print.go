@@ -109,15 +109,7 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
-	path, err := layout.FromPath(filepath.Join(folder, "oci"))
-	if err != nil {
-		return "", "", err
-	}
-	hash, err := v1.NewHash(v.Digest.String())
-	if err != nil {
-		return "", "", err
-	}
-	content, err := path.Image(hash)
+	content, err := Content(folder, img, v)
 	if err != nil {
 		return "", "", err
 	}

@@ -21,6 +21,7 @@ var packages = map[string]string{
 	"newuidmap":           "uidmap",
 	"podman":              "podman",
 	"qemu-aarch64-static": "qemu-user-static",
+	"qemu-x86_64-static":  "qemu-user-static",
 	"rootlesskit":         "rootlesskit",
 	"runc":                "runc",
 	"runsc":               "runsc",

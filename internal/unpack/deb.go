@@ -24,6 +24,8 @@ const (
 	maxWindow   = 128 << 20 // decoder memory, bytes
 )
 
+var errBomb = errors.New("it unpacks to more than is allowed for its size: a decompression bomb")
+
 // deb is a binary package in memory.
 type deb struct {
 	stanza  stanza
@@ -62,6 +64,7 @@ func openDeb(b []byte) (*deb, error) {
 		return nil, err
 	}
 	defer r.Close()
+	left := int64(maxControl)
 	for tr := tar.NewReader(r); ; {
 		h, err := tr.Next()
 		if err == io.EOF {
@@ -69,6 +72,9 @@ func openDeb(b []byte) (*deb, error) {
 		}
 		if err != nil {
 			return nil, fmt.Errorf("control archive: %w", err)
+		}
+		if left -= h.Size; h.Size < 0 || left < 0 { // a sparse file has more bytes than the archive
+			return nil, fmt.Errorf("control archive: member %q: %w", h.Name, errBomb)
 		}
 		name := path.Clean(h.Name)
 		if h.Typeflag == tar.TypeDir && name == "." {
@@ -97,9 +103,34 @@ func openDeb(b []byte) (*deb, error) {
 	return d, nil
 }
 
-// files opens the package's data archive.
-func (d *deb) files() (io.ReadCloser, error) {
-	return decompress(d.data, max(minUnpacked, int64(len(d.data.data))*maxRatio))
+// each calls do for every member of the package's data archive as it streams.
+func (d *deb) each(do func(*tar.Header, io.Reader) error) error {
+	limit := max(minUnpacked, int64(len(d.data.data))*maxRatio)
+	r, err := decompress(d.data, limit)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	tr := tar.NewReader(r)
+	for n := 1; ; n++ {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("data archive, member %d: %w", n, err)
+		}
+		if n > maxMembers {
+			return fmt.Errorf("it has more than %d members", maxMembers)
+		}
+		// A sparse file has more bytes than the archive.
+		if limit -= h.Size; h.Size < 0 || limit < 0 {
+			return fmt.Errorf("member %q: %w", h.Name, errBomb)
+		}
+		if err := do(h, tr); err != nil {
+			return fmt.Errorf("member %q: %w", h.Name, err)
+		}
+	}
 }
 
 // decompress opens a tar member by the extension of its name and fails when
@@ -141,7 +172,16 @@ type limited struct {
 func (l *limited) Read(p []byte) (int, error) {
 	n, err := l.ReadCloser.Read(p)
 	if l.left -= int64(n); l.left < 0 {
-		return 0, fmt.Errorf("member %q unpacks to more than is allowed for its size: a decompression bomb", l.name)
+		return 0, fmt.Errorf("member %q: %w", l.name, errBomb)
 	}
 	return n, err
+}
+
+// Control returns a package's control file.
+func Control(b []byte) (string, error) {
+	d, err := openDeb(b)
+	if err != nil {
+		return "", err
+	}
+	return string(d.control["control"].data), nil
 }

@@ -2,6 +2,7 @@ package unpack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,15 @@ type finish struct {
 // adds. root holds the merged groups; metas are what Group left beside them;
 // in holds the plan's input files and may be empty.
 func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []string) error {
-	f := &finish{plan: p, scripts: map[string]script{}, prepend: map[string]plan.File{}}
+	table, err := loadScripts()
+	if err != nil {
+		return err
+	}
+	return runFinish(ctx, p, table, root, in, out, metas)
+}
+
+func runFinish(ctx context.Context, p plan.Finish, table map[string]script, root, in, out string, metas []string) error {
+	f := &finish{plan: p, table: table, scripts: map[string]script{}, prepend: map[string]plan.File{}}
 	var err error
 	if f.filter, err = newFilter(p.Paths); err != nil {
 		return err
@@ -85,11 +94,8 @@ func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []st
 	return nil
 }
 
-// load reads the groups' records and the table of scripts.
-func (f *finish) load(metas []string) (err error) {
-	if f.table, err = loadScripts(); err != nil {
-		return err
-	}
+// load reads the groups' records.
+func (f *finish) load(metas []string) error {
 	seen := map[string]bool{}
 	for _, m := range metas {
 		b, err := os.ReadFile(filepath.Join(m, recordsFile))
@@ -147,7 +153,7 @@ func (f *finish) write(p string, m meta, content []byte) error {
 	}
 	if before, ok := f.prepend[p]; ok {
 		delete(f.prepend, p)
-		_, pm, err := place(before.Path, before.Mode, before.UID, before.GID)
+		_, pm, err := place(before.Path, cmp.Or(before.Mode, "0644"), before.UID, before.GID)
 		if err != nil {
 			return err
 		}
@@ -187,7 +193,7 @@ func (f *finish) mkdir(p string, m meta) error {
 // what the plan says wins over what the packages would do.
 func (f *finish) planned(in string) error {
 	for _, d := range f.plan.Dirs {
-		p, m, err := place(d.Path, d.Mode, d.UID, d.GID)
+		p, m, err := place(d.Path, cmp.Or(d.Mode, "0755"), d.UID, d.GID)
 		if err != nil {
 			return err
 		}
@@ -197,7 +203,7 @@ func (f *finish) planned(in string) error {
 		}
 	}
 	for _, file := range f.plan.Files {
-		p, m, err := place(file.Path, file.Mode, file.UID, file.GID)
+		p, m, err := place(file.Path, cmp.Or(file.Mode, "0644"), file.UID, file.GID)
 		if err != nil {
 			return err
 		}
@@ -501,37 +507,42 @@ func (f *finish) check() error {
 		}
 	}
 	for _, r := range f.packages {
-		if p := "usr/share/doc/" + r.Name + "/copyright"; !f.resolves(p, 0) {
+		if p := "usr/share/doc/" + r.Name + "/copyright"; !f.licensed(p) {
 			return fmt.Errorf("package %s: its licence /%s is missing or a dangling link", r.Name, p)
 		}
 	}
 	return nil
 }
 
-// resolves follows links inside the image.
-func (f *finish) resolves(p string, depth int) bool {
+func (f *finish) licensed(p string) bool {
+	_, ok := f.follow(p, 0)
+	return ok
+}
+
+// follow follows links inside the image and returns where they end.
+func (f *finish) follow(p string, depth int) (string, bool) {
 	if depth > 20 {
-		return false
+		return "", false
 	}
 	done := "."
 	for part := range strings.SplitSeq(p, "/") {
 		next := path.Join(done, part)
 		info, err := f.root.Lstat(next)
 		if err != nil {
-			return false
+			return "", false
 		}
 		if info.Mode()&fs.ModeSymlink != 0 {
 			target, err := f.root.Readlink(next)
 			if err != nil {
-				return false
+				return "", false
 			}
 			if !path.IsAbs(target) {
 				target = path.Join("/", done, target)
 			}
 			rest := strings.TrimPrefix(p, next)
-			return f.resolves(strings.TrimPrefix(path.Clean(target+rest), "/"), depth+1)
+			return f.follow(strings.TrimPrefix(path.Clean(target+rest), "/"), depth+1)
 		}
 		done = next
 	}
-	return true
+	return done, true
 }

@@ -25,8 +25,6 @@ const (
 	maxFile      = 512 << 20
 )
 
-var errBomb = errors.New("it unpacks to more than is allowed: a decompression bomb")
-
 // Go lays out a golang.org/toolchain module zip as /usr/local/go below out.
 // The zip carries no execute bits and calls each go.mod _go.mod; the go
 // command undoes both after it downloads a toolchain, by the same rules as

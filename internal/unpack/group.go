@@ -169,13 +169,19 @@ func (g *group) unpack(ctx context.Context, pkg plan.Package, b []byte) (record,
 	if err != nil {
 		return record{}, err
 	}
-	u := &unpacking{group: g, pkg: pkg, script: s, conf: map[string]string{}}
+	u := &unpacking{group: g, pkg: pkg, script: s, conf: map[string]string{}, seen: map[string]bool{}}
 	for line := range strings.Lines(string(d.control["conffiles"].data)) {
 		if path, flag := conffileLine(line); path != "" && flag == "" {
 			u.conf[strings.TrimPrefix(path, "/")] = ""
 		}
 	}
-	if err := u.data(ctx, d); err != nil {
+	err = d.each(func(h *tar.Header, content io.Reader) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return u.member(h, content)
+	})
+	if err != nil {
 		return record{}, err
 	}
 	r := record{
@@ -184,7 +190,7 @@ func (g *group) unpack(ctx context.Context, pkg plan.Package, b []byte) (record,
 	}
 	for line := range strings.Lines(string(d.control["conffiles"].data)) {
 		path, flag := conffileLine(line)
-		if path == "" {
+		if path == "" || u.filter.skips(strings.TrimPrefix(path, "/")) {
 			continue
 		}
 		name := strings.TrimPrefix(path, "/")
@@ -224,31 +230,6 @@ type unpacking struct {
 	list   []listed          // the archive's members, in its order
 	conf   map[string]string // conffile: md5
 	seen   map[string]bool
-}
-
-// data unpacks the data archive as it streams.
-func (u *unpacking) data(ctx context.Context, d *deb) error {
-	r, err := d.files()
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	u.seen = map[string]bool{}
-	for tr := tar.NewReader(r); ; {
-		h, err := tr.Next()
-		if err == io.EOF {
-			return ctx.Err()
-		}
-		if err != nil {
-			return fmt.Errorf("data archive after %d members: %w", len(u.list), err)
-		}
-		if len(u.list) >= maxMembers {
-			return fmt.Errorf("it has more than %d members", maxMembers)
-		}
-		if err := u.member(h, tr); err != nil {
-			return fmt.Errorf("member %q: %w", h.Name, err)
-		}
-	}
 }
 
 func (u *unpacking) member(h *tar.Header, content io.Reader) error {

@@ -14,12 +14,12 @@ var Slim = []string{
 	"path-include=/usr/share/locale/locale.alias",
 	"path-exclude=/usr/share/groff/*",
 	"path-exclude=/usr/share/linda/*",
-	"path-exclude=/usr/share/lintian/*",
-	"path-exclude=/usr/share/doc-base/*",
+	"path-exclude=/usr/share/lintian*",
+	"path-exclude=/usr/share/doc-base*",
 	"path-exclude=/usr/share/gtk-doc/*",
 	"path-exclude=/usr/share/help/*",
-	"path-exclude=/usr/share/bug/*",
-	"path-exclude=/usr/share/menu/*",
+	"path-exclude=/usr/share/bug*",
+	"path-exclude=/usr/share/menu*",
 	"path-include=/usr/share/doc/apt/examples/debian.sources",
 }
 
@@ -27,7 +27,7 @@ var Slim = []string{
 // manager would read, and every world-writable folder but /tmp.
 var Distroless = append(append([]string{}, Slim...),
 	"path-exclude=/usr/share/doc/apt/*",
-	"path-exclude=/etc/dpkg/*",
+	"path-exclude=/etc/dpkg*",
 	"path-exclude=/etc/issue*",
 	"path-exclude=/etc/kernel/*",
 	"path-exclude=/etc/motd",

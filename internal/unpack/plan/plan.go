@@ -93,8 +93,8 @@ type SubID struct {
 
 // Dir is a folder. An existing one gets the given mode and owner.
 type Dir struct {
-	Path string `json:"path"` // absolute
-	Mode string `json:"mode"` // octal, like 0755 or 1777
+	Path string `json:"path"`           // absolute
+	Mode string `json:"mode,omitempty"` // octal, like 1777; default 0755
 	UID  int    `json:"uid"`
 	GID  int    `json:"gid"`
 }
@@ -102,7 +102,7 @@ type Dir struct {
 // File is a regular file: either Content, or Input, copied from the -in folder.
 type File struct {
 	Path    string `json:"path"`
-	Mode    string `json:"mode"`
+	Mode    string `json:"mode,omitempty"` // octal; default 0644
 	UID     int    `json:"uid"`
 	GID     int    `json:"gid"`
 	Content string `json:"content,omitempty"`

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/http"
@@ -12,8 +13,12 @@ import (
 func main() {
 	var err error
 	switch args := os.Args[2:]; os.Args[1] {
-	case "write": // PATH TEXT
-		if err = os.WriteFile(args[0], []byte(args[1]), 0o644); err == nil {
+	case "write": // PATH TEXT; a few megabytes, so that compressors have to agree on more than a block
+		var b bytes.Buffer
+		for i := range 200_000 {
+			fmt.Fprintln(&b, args[1], i*i)
+		}
+		if err = os.WriteFile(args[0], b.Bytes(), 0o644); err == nil {
 			epoch := time.Unix(1700000000, 0)
 			err = os.Chtimes(args[0], epoch, epoch)
 		}

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
@@ -28,22 +29,6 @@ import (
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/tonistiigi/fsutil"
 )
-
-// env is an environment with only what the test says, so that a builder of the
-// person who runs it is left alone.
-func env(kv map[string]string) func(string) string {
-	return func(k string) string {
-		switch v, ok := kv[k]; {
-		case ok:
-			return v
-		case k == "DOCKER_HOST":
-			return "unix:///nonexistent/docker.sock"
-		case k == "BUILDKIT_PROGRESS":
-			return "plain"
-		}
-		return ""
-	}
-}
 
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
 // program alone comes from the project's own cache: compiling it takes minutes.
@@ -118,7 +103,7 @@ func up(t *testing.T, d *Daemon) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { n.Client.Close() })
+	t.Cleanup(func() { n.Close() })
 	return n
 }
 
@@ -315,7 +300,7 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	n, err := d.Up(ctx)
 	cancel()
 	if err == nil {
-		n.Client.Close()
+		n.Close()
 		t.Skip("the daemon was up before it could be cancelled")
 	}
 	if l := leftovers(t, d); len(l) > 0 {
@@ -324,16 +309,21 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	up(t, d)
 }
 
-// A changed configuration replaces an idle daemon.
+// A changed configuration replaces a daemon that nobody uses.
 func TestChangedConfigurationRestarts(t *testing.T) {
-	d, opts, _ := fresh(t, nil)
-	up(t, d)
+	d, opts, log := fresh(t, nil)
+	user := up(t, d)
 	before, _ := d.running()
 	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
 	changed, err := NewDaemon(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
+	up(t, changed).Close()
+	if after, _ := d.running(); after != before || !strings.Contains(log.String(), "in use") {
+		t.Error("a daemon in use was restarted")
+	}
+	user.Close()
 	n := up(t, changed)
 	if after, _ := d.running(); after.PID == before.PID {
 		t.Error("the daemon was not restarted")
@@ -344,6 +334,17 @@ func TestChangedConfigurationRestarts(t *testing.T) {
 	}
 	if !slices.ContainsFunc(workers[0].GCPolicy, func(p client.PruneInfo) bool { return p.MaxUsedSpace == 7<<30 }) {
 		t.Errorf("the limit is not in force: %+v", workers[0].GCPolicy)
+	}
+}
+
+func TestFailedStartSaysWhy(t *testing.T) {
+	d, _, _ := fresh(t, map[string]string{"BUILDKIT_MAX_USED_SPACE": "lots"})
+	_, err := d.Up(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "invalid disk space lots") || !strings.Contains(err.Error(), d.Log()) {
+		t.Errorf("%v", err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("left %q", l)
 	}
 }
 
@@ -545,7 +546,7 @@ func TestErrorNamesTheStep(t *testing.T) {
 // variant exports a state and returns its manifest.
 func variant(t *testing.T, b *Builder, dir, platform string, layers int, state llb.State, locals map[string]fsutil.FS) (ocispecs.Descriptor, ocispecs.Manifest) {
 	t.Helper()
-	job := exportJob(t, dir, platform, "", layers, state, locals)
+	job := exportJob(t, opened(t, dir), platform, "", layers, state, locals)
 	res, err := b.Solve(t.Context(), job)
 	if err != nil {
 		t.Fatal(err)
@@ -553,12 +554,17 @@ func variant(t *testing.T, b *Builder, dir, platform string, layers int, state l
 	return manifest(t, dir, res[0])
 }
 
-func exportJob(t *testing.T, dir, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+func opened(t *testing.T, dir string) content.Store {
 	t.Helper()
 	store, err := OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return store
+}
+
+func exportJob(t *testing.T, store content.Store, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+	t.Helper()
 	p := strings.Split(platform, "/")
 	created := time.Unix(1700000000, 0).UTC()
 	exp, err := Export{
@@ -614,9 +620,10 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	for compression, mediaType := range map[string]string{"gzip": ocispecs.MediaTypeImageLayerGzip, "zstd": ocispecs.MediaTypeImageLayerZstd} {
 		dir := t.TempDir()
 		// Both at once, into one store, as a build of the family does it.
+		store := opened(t, dir)
 		res, err := b.Solve(t.Context(),
-			exportJob(t, dir, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
-			exportJob(t, dir, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
+			exportJob(t, store, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
+			exportJob(t, store, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -649,6 +656,30 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 }
 
+// Exports that share their layers race for every blob of the store.
+func TestConcurrentExportsIntoOneStore(t *testing.T) {
+	_, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3")})
+	for i := range 10 {
+		dir := t.TempDir()
+		store := opened(t, dir)
+		var jobs []Job
+		for range 6 {
+			jobs = append(jobs, exportJob(t, store, "linux/amd64", "", 3, state, locals))
+		}
+		start := time.Now()
+		if _, err := b.Solve(t.Context(), jobs...); err != nil {
+			t.Fatalf("round %d: %v\n%s", i, err, log)
+		}
+		t.Log(time.Since(start))
+		if blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*")); len(blobs) != 5 {
+			t.Errorf("blobs %q", blobs)
+		}
+	}
+}
+
 func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	one, opts, _ := fresh(t, nil)
 	two, _, _ := fresh(t, nil)
@@ -667,7 +698,8 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	}
 	// Both nodes at once, one display.
 	dir := t.TempDir()
-	res, err := b.Solve(t.Context(), exportJob(t, dir, "linux/amd64", "", 2, state, locals), exportJob(t, dir, "linux/arm64", "", 2, state, locals))
+	store := opened(t, dir)
+	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", "", 2, state, locals), exportJob(t, store, "linux/arm64", "", 2, state, locals))
 	if err != nil {
 		t.Fatal(err)
 	}
