@@ -254,7 +254,7 @@ func tool(t *testing.T, name string, flags []string, pkg string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(cache, "loomcycle-images", "bin", name)
-	args := append(append([]string{"build", "-trimpath", "-o", program}, flags...), pkg)
+	args := append(append([]string{"build", "-o", program}, flags...), pkg)
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = filepath.Join("..", "..", "tools", name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
