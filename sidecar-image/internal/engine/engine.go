@@ -298,6 +298,12 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 		// It knows its default runtime by path, and a name only in newer versions.
 		host.Runtime = ""
 	}
+	if e.opts.Runtime == "runsc" {
+		// Counted on the host, where gVisor has several threads for each of the
+		// session's; its kernel panics when it cannot have another.
+		pids := 8*s.Pids + 1024
+		host.PidsLimit = &pids
+	}
 	if s.Egress {
 		host.NetworkMode = container.NetworkMode(e.opts.Egress)
 	}

@@ -6,7 +6,6 @@ package enginetest
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -131,7 +130,7 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	}
 	return engine.Options{
 		Runtime: runtime, Agent: p.Agent, Socket: filepath.Join(t.TempDir(), "podman.sock"),
-		Podman: p.Flags, NoFile: 4096, NProc: 16384, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Podman: p.Flags, NoFile: 4096, NProc: 16384, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 }
 
