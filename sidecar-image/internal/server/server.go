@@ -64,12 +64,14 @@ type Server struct {
 
 // Handler builds the routes. Call it once.
 func (s *Server) Handler() http.Handler {
+	// The SDK tells of every request at the level info.
+	sdk := slog.New(quiet{s.Log.Handler()})
 	srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
-		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: s.Log, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
+		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
 	s.Tools.Register(srv)
 	handler := func(plain bool) http.Handler {
 		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
-			Stateless: true, JSONResponse: plain, Logger: s.Log, MaxRequestBodyBytes: s.MaxBody})
+			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.bodies = semaphore.NewWeighted(max(bodiesInFlight, s.MaxBody))
@@ -81,6 +83,11 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle("/mcp", http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp)))
 	return mux
 }
+
+// quiet lets warnings and errors through.
+type quiet struct{ slog.Handler }
+
+func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
 
 // HTTP returns the http.Server with the limits that keep slow and large
 // clients from costing more than their share.

@@ -107,7 +107,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 		return t.Sessions.Count()
 	})
 	s.Sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: log, Default: t.DefaultSpec,
-		Limits: session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, MaxTTL: c.MaxTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
+		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, MaxTTL: c.MaxTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
 		Observe: session.Observer{Opened: t.Metrics.Opened, Closed: t.Metrics.Closed}})
 	if err != nil {
 		return nil, err

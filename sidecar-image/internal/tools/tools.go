@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -49,9 +48,13 @@ func WithRequest(ctx context.Context, r *Request) context.Context {
 // Instructions tell a model how the tools belong together.
 const Instructions = `Run code in an isolated Linux container. sandbox_open once, then sandbox_write and sandbox_exec as often as needed in the same session (files and background processes stay), then sandbox_close. Paths are relative to /work.`
 
-// fieldError is a wrong argument: its field and what is allowed.
+// wrongArgument names its field and what is allowed.
+type wrongArgument struct{ field, reason string }
+
+func (e *wrongArgument) Error() string { return e.field + ": " + e.reason }
+
 func fieldError(field, format string, args ...any) error {
-	return fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...))
+	return &wrongArgument{field, fmt.Sprintf(format, args...)}
 }
 
 // call is one tool call.
@@ -121,14 +124,14 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 
 var errCancelled = errors.New("the call was cancelled")
 
-// loggable is an error without what the caller sent: messages of wrong fields
-// and of files may quote it.
+// loggable is an error without what the caller sent, which the reason of a
+// wrong argument may quote.
 func loggable(err error) string {
-	s := err.Error()
-	if i := strings.IndexByte(s, '\n'); i >= 0 {
-		s = s[:i]
+	var w *wrongArgument
+	if errors.As(err, &w) {
+		return "wrong argument: " + w.field
 	}
-	return s[:min(len(s), 200)]
+	return err.Error()
 }
 
 func yes() *bool { b := true; return &b }
