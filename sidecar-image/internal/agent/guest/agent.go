@@ -249,7 +249,7 @@ type conn struct {
 	mu    sync.Mutex
 	ops   map[uint32]*op
 	execs int
-	ended bool
+	wg    sync.WaitGroup // the operations
 }
 
 // op is an operation under way on a stream.
@@ -335,7 +335,7 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	}
 	c.mu.Unlock()
 	context.AfterFunc(o.ctx, o.credit.Close)
-	go run(o)
+	c.wg.Go(func() { run(o) })
 	return nil
 }
 
@@ -387,16 +387,16 @@ func (c *conn) consumed(stream uint32, o *op, n int) {
 	_ = c.w.Grant(stream, n)
 }
 
-// end cancels what the lost connection had under way: nobody is left to hear
-// how it ended.
+// end cancels what the lost connection had under way, as nobody is left to hear
+// how it ended, and returns when all of it has.
 func (c *conn) end() {
 	_ = c.rw.Close()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
 	for _, o := range c.ops {
 		o.cancel()
 	}
+	c.mu.Unlock()
+	c.wg.Wait()
 }
 
 // Connect bridges stdio to a running agent's socket: what a restarted sidecar

@@ -324,15 +324,14 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	out := make([]byte, 0, len(o.buf)+len(gap))
-	at := 0
-	for i := 0; i <= len(o.runs); i++ {
-		if o.Dropped > 0 && i == max(o.tail, 0) && (o.tail >= 0 || i == len(o.runs)) {
+	at, cut := 0, o.tail
+	if cut < 0 {
+		cut = len(o.runs)
+	}
+	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], outputRun{}) {
+		if o.Dropped > 0 && i == cut {
 			out = append(out, gap...)
 		}
-		if i == len(o.runs) {
-			break
-		}
-		r := o.runs[i]
 		if w == Both || (w == Stderr) == r.stderr {
 			out = append(out, o.buf[at:at+r.n]...)
 		}
