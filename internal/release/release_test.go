@@ -666,7 +666,9 @@ func TestKilledAtRandomMoments(t *testing.T) {
 		}
 		timer.Stop()
 		m.invariants(fmt.Sprintf("killed after %v of 1.0.%d", at, n), valid, fmt.Sprintf("1.0.%d", n))
-		if err := start(folder).Wait(); err != nil {
+		o := m.options(folder)
+		o.Notice = nil
+		if err := Publish(t.Context(), o); err != nil {
 			t.Fatalf("the rerun of 1.0.%d, killed after %v: %v", n, at, err)
 		}
 		for _, address := range m.addresses {

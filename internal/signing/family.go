@@ -27,7 +27,7 @@ const (
 var documents = []struct{ predicateType, kind, suffix string }{
 	{SPDX, "sbom", ".spdx.json"},
 	{CycloneDX, "sbom", ".cdx.json"},
-	{Provenance, "attestations", ".provenance.json"},
+	{Provenance, "provenance", ".json"},
 }
 
 // SBOM is an entry of the SBOM index.
@@ -88,7 +88,11 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 				if err != nil {
 					return v1.Hash{}, fmt.Errorf("the %s of %s for %s is not made yet; run the targets sbom and provenance first: %w", Title(d.predicateType), image.Name, v.Platform, err)
 				}
-				if err := add(v.Digest, d.predicateType, text); err != nil {
+				predicate, err := predicateFor(text, v.Digest, d.predicateType)
+				if err != nil {
+					return v1.Hash{}, fmt.Errorf("%s: %w", file, err)
+				}
+				if err := add(v.Digest, d.predicateType, predicate); err != nil {
 					return v1.Hash{}, err
 				}
 				if d.kind == "sbom" {
@@ -121,6 +125,22 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 		return v1.Hash{}, err
 	}
 	return artifact, l.Attach(attachments)
+}
+
+// predicateFor takes the predicate out of a document that is a whole statement,
+// after a check that it speaks of the subject; another document is a predicate.
+func predicateFor(text []byte, subject digest.Digest, predicateType string) ([]byte, error) {
+	var st Statement
+	if err := json.Unmarshal(text, &st); err != nil {
+		return nil, err
+	}
+	if st.Type == "" {
+		return text, nil
+	}
+	if st.PredicateType != predicateType || len(st.Subject) != 1 || st.Subject[0].Digest[subject.Algorithm().String()] != subject.Encoded() {
+		return nil, fmt.Errorf("it is a statement of type %s about %v, want one of %s about %s; run the target provenance again", st.PredicateType, st.Subject, predicateType, subject)
+	}
+	return st.Predicate, nil
 }
 
 func (s *Signer) attach(ctx context.Context, j job) (Attachment, error) {

@@ -48,7 +48,7 @@ func Small(version string) Family {
 	}}
 }
 
-// Write makes the dist folder: oci, release.json, sbom and attestations.
+// Write makes the dist folder: oci, release.json, sbom and provenance.
 func (f Family) Write(folder string) (*dist.Release, error) {
 	if err := os.RemoveAll(folder); err != nil {
 		return nil, err
@@ -165,10 +165,13 @@ func (f Family) documents(folder, image string, v *dist.Variant) error {
 		"components": []object{{"type": "application", "name": image, "version": f.Version}}}); err != nil {
 		return err
 	}
-	return write(at("attestations", ".provenance.json"), object{
-		"buildDefinition": object{"buildType": "https://example.test/build/v1", "externalParameters": object{"version": f.Version},
-			"resolvedDependencies": []object{{"uri": "git+https://git.example.test/loomcycle-images", "digest": object{"gitCommit": strings.Repeat("c0ffee00", 5)}}}},
-		"runDetails": object{"builder": object{"id": "https://example.test/builder"}}})
+	return write(at("provenance", ".json"), object{
+		"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://slsa.dev/provenance/v1",
+		"subject": []object{{"digest": object{"sha256": v.Digest.Encoded()}}},
+		"predicate": object{
+			"buildDefinition": object{"buildType": "https://example.test/build/v1", "externalParameters": object{"version": f.Version},
+				"resolvedDependencies": []object{{"uri": "git+https://git.example.test/loomcycle-images", "digest": object{"gitCommit": strings.Repeat("c0ffee00", 5)}}}},
+			"runDetails": object{"builder": object{"id": "https://example.test/builder"}}}})
 }
 
 func write(name string, v any) error {
