@@ -102,6 +102,11 @@ func (r *runner) budget(t *target) (problems []string, detail string, err error)
 			sizes[t.groups[i]] += n
 		}
 	}
+	if r.Getenv("SMOKE_UPDATE") == "1" {
+		if err := r.recordSizes(t, sizes); err != nil {
+			return nil, "", err
+		}
+	}
 	if total <= limit {
 		return nil, "", nil
 	}

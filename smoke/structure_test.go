@@ -45,7 +45,7 @@ func TestBudget(t *testing.T) {
 	}
 	tg := &target{Image: engine.Image{Name: "x", Platform: "linux/amd64", Content: content}, groups: []string{"base", "cc"},
 		def: &images.Image{Name: "x", Budget: map[string]string{"amd64": "1kB"}}}
-	r := &runner{Options: Options{Root: root}}
+	r := &runner{Options: Options{Root: root, Getenv: func(string) string { return "" }}}
 	problems, detail, err := r.budget(tg)
 	if err != nil {
 		t.Fatal(err)
