@@ -26,6 +26,8 @@ type Graph struct {
 	Worker ocispec.Platform
 	// Unpacker holds the program /unpack, compiled for the worker.
 	Unpacker llb.State
+	// Source is this repository: what internal/gocache is compiled from.
+	Source llb.State
 	// Fetch places a source into the graph.
 	Fetch func(lock.Source) Located
 	// Epoch is the newest modification time of a file in an image.
@@ -117,7 +119,7 @@ func merge(name string, layers []Layer) llb.State {
 func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, error) {
 	packages := g.Lock.Packages(group.Name, arch)
 	kinds := 0
-	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0} {
+	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0, group.GoCache != ""} {
 		if has {
 			kinds++
 		}
@@ -131,6 +133,8 @@ func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, er
 		state, err = g.Go(arch)
 	case len(group.NPM) > 0:
 		state, err = g.node(arch)
+	case group.GoCache != "":
+		state, err = g.goCache(group, arch)
 	case len(packages) == 0:
 		return Layer{}, fmt.Errorf("the lock has no packages of group %q for %s; run `lock:update`", group.Name, arch)
 	default:
@@ -206,6 +210,9 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 	for _, a := range img.Accounts {
 		p.Users = append(p.Users, plan.User{Name: a.Name, UID: a.UID, GID: a.GID, Home: a.Home, Shell: a.Shell})
 		p.Groups = append(p.Groups, plan.AccountGroup{Name: a.Name, GID: a.GID})
+		if a.MakeHome {
+			p.Dirs = append(p.Dirs, plan.Dir{Path: a.Home, Mode: "0700", UID: a.UID, GID: a.GID})
+		}
 		if a.SubIDs.Count > 0 {
 			p.SubIDs = append(p.SubIDs, plan.SubID{User: a.Name, First: a.SubIDs.First, Count: a.SubIDs.Count})
 		}
@@ -216,6 +223,9 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 			// Group 0 may write, for engines that start a container under an
 			// arbitrary uid with gid 0.
 			dir.Mode, dir.GID = "0775", 0
+		}
+		if d == "." && img.HomeMode != "" {
+			dir.Mode = img.HomeMode
 		}
 		p.Dirs = append(p.Dirs, dir)
 	}
@@ -253,17 +263,22 @@ func (img *Image) owner() (uid, gid int, err error) {
 }
 
 func (g *Graph) programs(img *Image, programs map[string]llb.State) (llb.State, error) {
-	state := llb.Scratch()
+	// One operation, since each makes a layer.
+	var add *llb.FileAction
 	for _, name := range img.Programs {
 		program, ok := programs[name]
 		if !ok {
 			return llb.State{}, fmt.Errorf("image %s: no program is called %q", img.Name, name)
 		}
-		state = state.File(llb.Copy(program, "/"+name, "/usr/local/bin/"+name,
-			&llb.CopyInfo{CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}},
-			llb.WithCreatedTime(g.Epoch)), llb.WithCustomName("add "+name))
+		from, to := "/"+name, "/usr/local/bin/"+name
+		info := &llb.CopyInfo{CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}}
+		if created := llb.WithCreatedTime(g.Epoch); add == nil {
+			add = llb.Copy(program, from, to, info, created)
+		} else {
+			add = add.Copy(program, from, to, info, created)
+		}
 	}
-	return state, nil
+	return llb.Scratch().File(add, llb.WithCustomName("add "+strings.Join(img.Programs, ", "))), nil
 }
 
 // run is one run of the unpacker: a plan and read-only inputs in, a layer at

@@ -2,7 +2,9 @@ package images
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,6 +45,7 @@ func graph(t *testing.T, worker string) *Graph {
 		Family: family(t), Groups: groups, Lock: l,
 		Worker:   ocispec.Platform{OS: "linux", Architecture: worker},
 		Unpacker: llb.Local("unpacker"),
+		Source:   llb.Local("source"),
 		Epoch:    time.Unix(l.Epoch, 0),
 		Fetch: func(s lock.Source) Located {
 			url := "https://mirror.example.test/" + s.Path
@@ -71,7 +74,7 @@ func ops(t *testing.T, s llb.State) map[digest.Digest]*pb.Op {
 
 func programs() map[string]llb.State {
 	out := map[string]llb.State{}
-	for _, name := range []string{"loomcycle", "loomcycle-builder"} {
+	for _, name := range []string{"loomcycle", "loomcycle-builder", "session-agent"} {
 		out[name] = llb.Local("program-" + name)
 	}
 	return out
@@ -88,12 +91,12 @@ func TestGraphIsHermetic(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				downloads := 0
+				downloads := map[string]bool{}
 				for _, op := range ops(t, state) {
 					if src := op.GetSource(); src != nil {
 						switch {
 						case strings.HasPrefix(src.Identifier, "https://"):
-							downloads++
+							downloads[strings.TrimPrefix(src.Identifier, "https://mirror.example.test/")] = true
 							if !strings.HasPrefix(src.Attrs[pb.AttrHTTPChecksum], "sha256:") {
 								t.Errorf("%s has no checksum", src.Identifier)
 							}
@@ -110,24 +113,83 @@ func TestGraphIsHermetic(t *testing.T) {
 						}
 					}
 				}
-				want := 0
+				want := map[string]bool{}
+				add := func(groups []lock.Group, arch string) {
+					for _, group := range groups {
+						for _, p := range g.Lock.Packages(group.Name, arch) {
+							want[p.Path] = true
+						}
+						for _, p := range g.Lock.NPM[arch] {
+							want[p.Path] = want[p.Path] || len(group.NPM) > 0
+						}
+						want[g.Lock.Go[arch].Path] = want[g.Lock.Go[arch].Path] || group.Go
+						if group.GoCache != "" { // made by the worker's own compilers
+							want[g.Lock.Go["amd64"].Path] = true
+							for _, group := range g.Groups.Chain(group.GoCache) {
+								for _, p := range g.Lock.Packages(group.Name, "amd64") {
+									want[p.Path] = true
+								}
+							}
+						}
+					}
+				}
 				groups, err := g.Closure(&img)
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, group := range groups {
-					want += len(g.Lock.Packages(group.Name, arch)) + len(group.NPM)
-					if group.Go {
-						want++
-					}
-				}
-				if downloads != want {
-					t.Errorf("the graph downloads %d files, the lock has %d for it", downloads, want)
+				add(groups, arch)
+				maps.DeleteFunc(want, func(_ string, yes bool) bool { return !yes })
+				if !maps.Equal(downloads, want) {
+					t.Errorf("the graph downloads %d files, the lock has %d for it", len(downloads), len(want))
 				}
 				if last := layers[len(layers)-1].Group; len(img.Programs) > 0 && last != Programs || len(img.Programs) == 0 && last != Files {
 					t.Errorf("the last layer is %q", last)
 				}
 			})
+		}
+	}
+}
+
+// An image's own programs are one layer, however many there are.
+func TestProgramsAreOneLayer(t *testing.T) {
+	img := Image{Name: "x", Programs: []string{"loomcycle-builder", "session-agent"}}
+	state, err := graph(t, "amd64").programs(&img, programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var copies []int
+	for _, op := range ops(t, state) {
+		if file := op.GetFile(); file != nil {
+			copies = append(copies, len(file.Actions))
+		}
+	}
+	if !slices.Equal(copies, []int{2}) {
+		t.Errorf("the file operations copy %v files; want one operation that copies 2", copies)
+	}
+}
+
+// What family.yaml says a program is compiled from holds every package of
+// this repository that it imports.
+func TestProgramSourcesAreComplete(t *testing.T) {
+	for _, p := range family(t).Programs {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", p.Package)
+		cmd.Dir, cmd.Env = root, append(os.Environ(), "GOOS=linux", "CGO_ENABLED=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v", p.Name, err)
+		}
+		top, err := filepath.Abs(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range strings.Fields(string(out)) {
+			rel, err := filepath.Rel(top, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(p.Include, func(in string) bool { return rel == in || strings.HasPrefix(rel, in+"/") }) {
+				t.Errorf("family.yaml: program %s imports %s, and its include has only %v", p.Name, rel, p.Include)
+			}
 		}
 	}
 }
@@ -168,6 +230,9 @@ func TestPlansDoNotDependOnTheWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What compiles the standard library is the worker's own; that it makes the
+	// same of it no plan can tell.
+	img.Groups = slices.DeleteFunc(img.Groups, func(name string) bool { return name == "gocache" })
 	var plans [2][]string
 	for i, worker := range []string{"amd64", "arm64"} {
 		state, _, err := graph(t, worker).Image(img, "arm64", programs())
@@ -211,6 +276,8 @@ func TestConfig(t *testing.T) {
 		"loomcycle":                 {"65532:65532", "/", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
 		"loomcycle-toolbox":         {"65532:65532", "/home/nonroot", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
 		"loomcycle-sandbox-session": {"1000:1000", "/work", "[]", "[sleep infinity]", "", "/work"},
+		"loomcycle-builder":         {"0:0", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/root"},
+		"loomcycle-builder-docker":  {"65532:65532", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/home/nonroot"},
 	} {
 		img, err := f.Image(name)
 		if err != nil {
@@ -277,7 +344,7 @@ func TestPlanRoundTrip(t *testing.T) {
 	seen := 0
 	for _, op := range ops(t, state) {
 		file := op.GetFile()
-		if file == nil || file.Actions[0].GetMkfile() == nil {
+		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
 			continue
 		}
 		var finish plan.Finish

@@ -48,7 +48,8 @@ type Image struct {
 	FileSets      []string  `yaml:"files"`         // folders with a files.yaml, relative to the definition
 	Accounts      []Account `yaml:"accounts"`
 	Home          string    `yaml:"home"`
-	Dirs          []string  `yaml:"dirs"` // below Home
+	HomeMode      string    `yaml:"home_mode"` // octal; as Dirs when not given
+	Dirs          []string  `yaml:"dirs"`      // below Home
 	Config        Config    `yaml:"config"`
 	// Budget is the largest compressed size of each platform's layers.
 	Budget map[string]string `yaml:"budget"`
@@ -63,6 +64,8 @@ type Account struct {
 	GID   int    `yaml:"gid"`
 	Home  string `yaml:"home"`
 	Shell string `yaml:"shell"`
+	// MakeHome makes Home a private folder of the account's own.
+	MakeHome bool `yaml:"makehome"`
 	// SubIDs is the account's range in /etc/subuid and /etc/subgid.
 	SubIDs struct {
 		First int `yaml:"first"`

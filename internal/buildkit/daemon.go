@@ -206,7 +206,8 @@ root = %q
   defaultCgroupParent = %q
   max-parallelism = %[7]d
   gc = true
-  # Cache mounts and local sources go first, then what has not been used for two weeks, then whatever is over the limit.
+  # Cache mounts and local sources go first, then what has not been used for
+  # two weeks, then whatever is over the limit.
   [[worker.oci.gcpolicy]]
     filters = ["type==source.local", "type==exec.cachemount", "type==source.git.checkout"]
     keepDuration = "168h"
@@ -218,7 +219,6 @@ root = %q
     minFreeSpace = "5%%"
   [[worker.oci.gcpolicy]]
     all = true
-    reservedSpace = "10GB"
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
 `, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
@@ -544,14 +544,25 @@ func (d *Daemon) openLog() (f *os.File, size int64, err error) {
 	return f, size, nil
 }
 
-// tail is the last few lines that were logged after the offset.
+// tail is the last few lines that were logged after the offset, but for the
+// frames of a stack trace (a function, and below it its file after a tab) and
+// rootlesskit's word that its child ended.
 func tail(path string, offset int64) string {
 	data, err := os.ReadFile(path)
 	if err != nil || int64(len(data)) <= offset {
 		return "(nothing)"
 	}
-	lines := strings.Split(strings.TrimSpace(string(data[offset:])), "\n")
-	return strings.Join(lines[max(0, len(lines)-3):], " / ")
+	var kept []string
+	for _, line := range strings.Split(strings.TrimSpace(string(data[offset:])), "\n") {
+		if strings.HasPrefix(line, "\t") {
+			kept = kept[:max(0, len(kept)-1)]
+			continue
+		}
+		if !strings.HasPrefix(line, "[rootlesskit:") || !strings.Contains(line, "exited") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept[max(0, len(kept)-4):], " / ")
 }
 
 func writeJSON(path string, v any) error {

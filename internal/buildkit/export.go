@@ -1,21 +1,16 @@
 package buildkit
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/exporter/containerimage/exptypes"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/sirupsen/logrus"
 )
 
 // Export is how a variant leaves BuildKit.
@@ -44,80 +39,6 @@ func Compression(getenv func(string) string) (string, error) {
 	default:
 		return "", fmt.Errorf("COMPRESSION=%s is unknown: use gzip or zstd", c)
 	}
-}
-
-// OpenStore opens (and makes) the blob store of an OCI layout, the folder
-// blobs/sha256. One store takes the exports of any number of concurrent jobs;
-// a blob that it already has is not sent again.
-func OpenStore(dir string) (content.Store, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
-	}
-	// The store warns of file systems without fs-verity, which it can do without.
-	level := logrus.GetLevel()
-	logrus.SetLevel(logrus.ErrorLevel)
-	store, err := local.NewStore(dir)
-	logrus.SetLevel(level)
-	if err != nil {
-		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
-	}
-	return &sharedStore{Store: store, writing: map[string]chan struct{}{}}, nil
-}
-
-// sharedStore lets concurrent exports send the same blob: the second waits for
-// the first and is told that the blob is there, where the store itself would
-// have it fail and try again.
-type sharedStore struct {
-	content.Store
-	mu      sync.Mutex
-	writing map[string]chan struct{}
-}
-
-func (s *sharedStore) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
-	var o content.WriterOpts
-	for _, opt := range opts {
-		if err := opt(&o); err != nil {
-			return nil, err
-		}
-	}
-	for {
-		s.mu.Lock()
-		busy, ok := s.writing[o.Ref]
-		if !ok {
-			done := make(chan struct{})
-			s.writing[o.Ref] = done
-			s.mu.Unlock()
-			w, err := s.Store.Writer(ctx, opts...)
-			if err != nil {
-				s.release(o.Ref)
-				return nil, err
-			}
-			return &sharedWriter{Writer: w, release: sync.OnceFunc(func() { s.release(o.Ref) })}, nil
-		}
-		s.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-func (s *sharedStore) release(ref string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.writing[ref])
-	delete(s.writing, ref)
-}
-
-type sharedWriter struct {
-	content.Writer
-	release func()
-}
-
-func (w *sharedWriter) Close() error {
-	defer w.release()
-	return w.Writer.Close()
 }
 
 // To is the exporter entry that writes the variant's manifest, config and

@@ -5,6 +5,22 @@ import (
 	"testing"
 )
 
+// env is an environment with only what the test says, so that a builder of the
+// person who runs it is left alone.
+func env(kv map[string]string) func(string) string {
+	return func(k string) string {
+		switch v, ok := kv[k]; {
+		case ok:
+			return v
+		case k == "DOCKER_HOST":
+			return "unix:///nonexistent/docker.sock"
+		case k == "BUILDKIT_PROGRESS":
+			return "plain"
+		}
+		return ""
+	}
+}
+
 func TestParseBuildx(t *testing.T) {
 	const inspect = `Name:          wide
 Driver:        docker-container

@@ -254,7 +254,7 @@ func tool(t *testing.T, module, name, tags, pkg string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(cache, "loomcycle-images", "bin", name)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", tags, "-o", program, pkg)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
 	cmd.Dir = filepath.Join("..", "..", "tools", module)
 	if tags != "" {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // no C library of a storage driver

@@ -33,8 +33,12 @@ func parseStanza(text string) (stanza, error) {
 			if s.get(name) != "" {
 				return nil, fmt.Errorf("field %s is there twice", name)
 			}
-			s = append(s, field{name, strings.TrimSpace(value)})
+			s = append(s, field{name, strings.TrimLeft(value, " \t")})
 		}
+	}
+	// dpkg keeps blanks at the end of a line, but not at the end of a value.
+	for i := range s {
+		s[i].value = strings.TrimRight(s[i].value, " \t\n")
 	}
 	for _, name := range []string{"Package", "Version", "Architecture"} {
 		if v := s.get(name); v == "" || strings.ContainsAny(v, "/ \n") {

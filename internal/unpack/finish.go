@@ -48,7 +48,15 @@ type finish struct {
 // adds. root holds the merged groups; metas are what Group left beside them;
 // in holds the plan's input files and may be empty.
 func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []string) error {
-	f := &finish{plan: p, scripts: map[string]script{}, prepend: map[string]plan.File{}}
+	table, err := loadScripts()
+	if err != nil {
+		return err
+	}
+	return runFinish(ctx, p, table, root, in, out, metas)
+}
+
+func runFinish(ctx context.Context, p plan.Finish, table map[string]script, root, in, out string, metas []string) error {
+	f := &finish{plan: p, table: table, scripts: map[string]script{}, prepend: map[string]plan.File{}}
 	var err error
 	if f.filter, err = newFilter(p.Paths); err != nil {
 		return err
@@ -86,11 +94,8 @@ func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []st
 	return nil
 }
 
-// load reads the groups' records and the table of scripts.
-func (f *finish) load(metas []string) (err error) {
-	if f.table, err = loadScripts(); err != nil {
-		return err
-	}
+// load reads the groups' records.
+func (f *finish) load(metas []string) error {
 	seen := map[string]bool{}
 	for _, m := range metas {
 		b, err := os.ReadFile(filepath.Join(m, recordsFile))
@@ -428,11 +433,6 @@ func (f *finish) system() error {
 		// own, machine-id(5).
 		if err := f.put("etc/machine-id", meta{mode: 0o444}, nil); err != nil {
 			return err
-		}
-		if len(f.plan.Paths) > 0 {
-			if err := f.put("etc/dpkg/dpkg.cfg.d/paths", meta{mode: 0o644}, lines(f.plan.Paths)); err != nil {
-				return err
-			}
 		}
 	}
 	if f.plan.AptSources {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -368,9 +369,16 @@ func (u *unpacking) statusD(d *deb) error {
 	if err := u.tree.file(base, u.pkg.Name, meta{mode: 0o644, mtime: c.mtime}, bytes.NewReader(c.data)); err != nil {
 		return err
 	}
-	sums, ok := d.control["md5sums"]
-	if !ok {
+	data := u.sums(d.control["md5sums"].data)
+	// This form has no field for conffiles, so their sums are with the others:
+	// a scanner can then say of every file whose it is.
+	for _, name := range slices.Sorted(maps.Keys(u.conf)) {
+		if u.conf[name] != "" {
+			data = fmt.Appendf(data, "%s  %s\n", u.conf[name], name)
+		}
+	}
+	if len(data) == 0 {
 		return nil
 	}
-	return u.tree.file(base+".md5sums", u.pkg.Name, meta{mode: 0o644, mtime: sums.mtime}, bytes.NewReader(u.sums(sums.data)))
+	return u.tree.file(base+".md5sums", u.pkg.Name, meta{mode: 0o644, mtime: c.mtime}, bytes.NewReader(data))
 }

@@ -57,14 +57,36 @@ func openBuild(folder, root, locked string) (*build, error) {
 	return b, nil
 }
 
-func (b *build) image(v dist.Variant) (v1.Image, *v1.ConfigFile, error) {
+// index gives an image's index.
+func (b *build) index(d digest.Digest) (v1.ImageIndex, error) {
+	hash, err := v1.NewHash(d.String())
+	if err != nil {
+		return nil, err
+	}
+	top, err := b.oci.ImageIndex()
+	if err != nil {
+		return nil, fmt.Errorf("read the layout %s: %w", b.oci, err)
+	}
+	index, err := top.ImageIndex(hash)
+	if err != nil {
+		return nil, fmt.Errorf("the index %s is not in %s; build again: %w", d, b.oci, err)
+	}
+	return index, nil
+}
+
+// image gives a variant of the image with that index.
+func (b *build) image(index digest.Digest, v dist.Variant) (v1.Image, *v1.ConfigFile, error) {
+	parent, err := b.index(index)
+	if err != nil {
+		return nil, nil, err
+	}
 	hash, err := v1.NewHash(v.Digest.String())
 	if err != nil {
 		return nil, nil, err
 	}
-	img, err := b.oci.Image(hash)
+	img, err := parent.Image(hash)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s is not in %s; build again: %w", v.Digest, b.oci, err)
+		return nil, nil, fmt.Errorf("%s is not in the index %s of %s; build again: %w", v.Digest, index, b.oci, err)
 	}
 	config, err := img.ConfigFile()
 	if err != nil {

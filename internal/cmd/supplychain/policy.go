@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/docker/go-units"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/images"
@@ -118,7 +116,7 @@ func (b *build) policyInput(now time.Time) (policies.Input, error) {
 			return in, err
 		}
 		for _, v := range image.Platforms {
-			variant, err := b.policyVariant(image.Name, v)
+			variant, err := b.policyVariant(image, v)
 			if err != nil {
 				return in, err
 			}
@@ -129,51 +127,49 @@ func (b *build) policyInput(now time.Time) (policies.Input, error) {
 	return in, nil
 }
 
+// indexed lists the manifests that an index names.
 func (b *build) indexed(d digest.Digest) ([]digest.Digest, error) {
-	text, err := os.ReadFile(filepath.Join(string(b.oci), "blobs", d.Algorithm().String(), d.Encoded()))
+	index, err := b.index(d)
 	if err != nil {
-		return nil, fmt.Errorf("the index %s is not in the layout: %w", d, err)
+		return nil, err
 	}
-	if got := digest.FromBytes(text); got != d {
-		return nil, fmt.Errorf("the index %s has the content of %s; build again", d, got)
-	}
-	var index v1.IndexManifest
-	if err := json.Unmarshal(text, &index); err != nil {
-		return nil, fmt.Errorf("the index %s: %w", d, err)
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("read the index %s: %w", d, err)
 	}
 	out := []digest.Digest{}
-	for _, m := range index.Manifests {
+	for _, m := range manifest.Manifests {
 		out = append(out, digest.Digest(m.Digest.String()))
 	}
 	return out, nil
 }
 
-func (b *build) policyVariant(image string, v dist.Variant) (policies.Variant, error) {
+func (b *build) policyVariant(image dist.Image, v dist.Variant) (policies.Variant, error) {
 	out := policies.Variant{Platform: v.Platform, Digest: v.Digest, ConfigDigest: v.Config, Size: v.Size, Layers: v.Layers, Annotations: map[string]string{}}
-	img, _, err := b.image(v)
+	img, _, err := b.image(image.IndexDigest, v)
 	if err != nil {
 		return out, err
 	}
 	manifest, err := img.Manifest()
 	if err != nil {
-		return out, fmt.Errorf("%s for %s: %w", image, v.Platform, err)
+		return out, fmt.Errorf("%s for %s: %w", image.Name, v.Platform, err)
 	}
 	if manifest.Annotations != nil {
 		out.Annotations = manifest.Annotations
 	}
 	if out.Config, err = img.RawConfigFile(); err != nil {
-		return out, fmt.Errorf("%s for %s: %w", image, v.Platform, err)
+		return out, fmt.Errorf("%s for %s: %w", image.Name, v.Platform, err)
 	}
-	if _, err := b.facts(image, v); err != nil {
+	if _, err := b.facts(image.Name, v); err != nil {
 		return out, err
 	}
 	for into, name := range map[*json.RawMessage]string{
-		&out.Facts:      b.file("sbom", image, v.Platform, ".facts.json"),
-		&out.Provenance: b.file("provenance", image, v.Platform, ".json"),
+		&out.Facts:      b.file("sbom", image.Name, v.Platform, ".facts.json"),
+		&out.Provenance: b.file("provenance", image.Name, v.Platform, ".json"),
 	} {
 		text, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			return out, fmt.Errorf("%s for %s has no provenance; run `provenance` first", image, v.Platform)
+			return out, fmt.Errorf("%s for %s has no provenance; run `provenance` first", image.Name, v.Platform)
 		}
 		if err != nil {
 			return out, err

@@ -59,7 +59,7 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 			}
 			for _, v := range image.Platforms {
 				start := time.Now()
-				catalog, err := at.describe(ctx, store, components, definition, family.Licenses, image.Name, v)
+				catalog, err := at.describe(ctx, store, components, definition, family.Licenses, image, v)
 				if err != nil {
 					return err
 				}
@@ -74,8 +74,9 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 }
 
 // describe writes the documents of one variant.
-func (b *build) describe(ctx context.Context, store *imagefs.Store, components sbom.Components, definition *images.Image, licences, name string, v dist.Variant) (*sbom.Catalog, error) {
-	img, config, err := b.image(v)
+func (b *build) describe(ctx context.Context, store *imagefs.Store, components sbom.Components, definition *images.Image, licences string, image dist.Image, v dist.Variant) (*sbom.Catalog, error) {
+	name := image.Name
+	img, config, err := b.image(image.IndexDigest, v)
 	if err != nil {
 		return nil, err
 	}

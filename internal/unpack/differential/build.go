@@ -1,7 +1,9 @@
 package differential
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -128,42 +130,66 @@ func overlay(layer, root string) error {
 
 // Reference makes the same packages a rootfs with mmdebstrap, from a local
 // repository and without network, and returns the archive's name. For a
-// foreign architecture the kernel must know how to run its programs.
+// foreign architecture the kernel must know how to run its programs. An
+// archive of the same packages that is already there is taken as it is.
 func (j *Job) Reference(ctx context.Context) (string, error) {
+	out, keyFile := filepath.Join(j.Work, "reference.tar"), filepath.Join(j.Work, "reference.key")
+	key, err := json.Marshal(struct {
+		Packages []lock.Package
+		Paths    []string
+	}{j.packages(), plan.Slim})
+	if err != nil {
+		return "", err
+	}
+	if old, err := os.ReadFile(keyFile); err == nil && bytes.Equal(old, key) {
+		fmt.Fprintln(j.Log, "taking the reference of the last run, "+out)
+		return out, nil
+	}
+	if err := os.RemoveAll(keyFile); err != nil {
+		return "", err
+	}
+	start := time.Now()
+	if err := j.mmdebstrap(ctx, out); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(j.Log, "mmdebstrap took %.0f s\n", time.Since(start).Seconds())
+	return out, os.WriteFile(keyFile, key, 0o644)
+}
+
+func (j *Job) mmdebstrap(ctx context.Context, out string) error {
 	repo := filepath.Join(j.Work, "repo")
 	if err := errors.Join(os.RemoveAll(repo), os.MkdirAll(repo, 0o755)); err != nil {
-		return "", err
+		return err
 	}
 	defer os.RemoveAll(repo)
 	index, err := os.Create(filepath.Join(repo, "Packages"))
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer index.Close()
 	var include []string
 	for _, pkg := range j.packages() {
 		b, err := os.ReadFile(filepath.Join(j.Debs, File(pkg)))
 		if err != nil {
-			return "", err
+			return err
 		}
 		control, err := unpack.Control(b)
 		if err != nil {
-			return "", fmt.Errorf("%s: %w", File(pkg), err)
+			return fmt.Errorf("%s: %w", File(pkg), err)
 		}
 		// apt decodes escapes in file names, so the copy has none.
 		name := strings.ReplaceAll(File(pkg), "%3a", "")
 		fmt.Fprintf(index, "%s\nFilename: ./%s\nSize: %d\nSHA256: %s\n\n", strings.TrimRight(control, "\n"), name, len(b), pkg.SHA256.Encoded())
 		if err := os.Link(filepath.Join(j.Debs, File(pkg)), filepath.Join(repo, name)); err != nil {
 			if err := os.WriteFile(filepath.Join(repo, name), b, 0o644); err != nil {
-				return "", err
+				return err
 			}
 		}
 		include = append(include, pkg.Name+"="+pkg.Version)
 	}
 	if err := index.Close(); err != nil {
-		return "", err
+		return err
 	}
-	out := filepath.Join(j.Work, "reference.tar")
 	args := []string{"--mode=root", "--variant=custom", "--architectures=" + j.Arch, "--include=" + strings.Join(include, ","),
 		"--aptopt=APT::Install-Recommends false", "--skip=check/empty"}
 	for _, p := range plan.Slim {
@@ -175,7 +201,7 @@ func (j *Job) Reference(ctx context.Context) (string, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("mmdebstrap: %w", err)
+		return fmt.Errorf("mmdebstrap: %w", err)
 	}
-	return out, nil
+	return nil
 }

@@ -31,7 +31,8 @@ const (
 	Extra   Kind = "extra"   // only we have it
 	Content Kind = "content" // a file's content
 	Order   Kind = "order"   // a file's lines are the same in another order
-	Subset  Kind = "subset"  // a file lacks lines that name paths we leave out
+	Subset  Kind = "subset"  // a file lacks lines that name files we leave out
+	Comment Kind = "comment" // a file's lines are the same but for comments
 	Meta    Kind = "meta"    // mode or owner
 )
 
@@ -150,6 +151,7 @@ func find(list []Difference, p string, k Kind, a, b Entry, ours Tree) (*Differen
 			switch {
 			case d.As == k,
 				d.As == Order && k == Content && a.Type == b.Type && sortedLines(a.text) == sortedLines(b.text),
+				d.As == Comment && k == Content && a.Type == b.Type && uncommented(a.text) == uncommented(b.text),
 				d.As == Subset && k == Content && a.Type == b.Type && subset(a.text, b.text, ours):
 				return &list[i], pattern
 			}
@@ -184,6 +186,16 @@ func sortedLines(b []byte) string {
 	return strings.Join(l, "\n")
 }
 
+func uncommented(b []byte) string {
+	var kept []string
+	for line := range strings.Lines(string(b)) {
+		if !strings.HasPrefix(line, "#") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
 // subset reports whether a is b without lines whose path our tree lacks: the
 // lists and sums of dpkg's database.
 func subset(a, b []byte, ours Tree) bool {
@@ -197,7 +209,8 @@ func subset(a, b []byte, ours Tree) bool {
 		if !sums {
 			name = line
 		}
-		if _, there := ours[path.Join("/", name)]; there {
+		// Another package may have brought the folder back.
+		if e, there := ours[path.Join("/", name)]; there && e.Type != 'd' {
 			return false
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -39,12 +38,10 @@ func (j *Job) Run(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
 	archive, err := j.Reference(ctx)
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(j.Log, "mmdebstrap took %.0f s\n", time.Since(start).Seconds())
 	f, err := os.Open(archive)
 	if err != nil {
 		return nil, err

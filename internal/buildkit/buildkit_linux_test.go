@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
@@ -28,22 +29,6 @@ import (
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/tonistiigi/fsutil"
 )
-
-// env is an environment with only what the test says, so that a builder of the
-// person who runs it is left alone.
-func env(kv map[string]string) func(string) string {
-	return func(k string) string {
-		switch v, ok := kv[k]; {
-		case ok:
-			return v
-		case k == "DOCKER_HOST":
-			return "unix:///nonexistent/docker.sock"
-		case k == "BUILDKIT_PROGRESS":
-			return "plain"
-		}
-		return ""
-	}
-}
 
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
 // program alone comes from the project's own cache: compiling it takes minutes.
@@ -352,6 +337,17 @@ func TestChangedConfigurationRestarts(t *testing.T) {
 	}
 }
 
+func TestFailedStartSaysWhy(t *testing.T) {
+	d, _, _ := fresh(t, map[string]string{"BUILDKIT_MAX_USED_SPACE": "lots"})
+	_, err := d.Up(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "invalid disk space lots") || !strings.Contains(err.Error(), d.Log()) {
+		t.Errorf("%v", err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("left %q", l)
+	}
+}
+
 func TestLongSocketPath(t *testing.T) {
 	_, opts, _ := fresh(t, nil)
 	opts.CacheDir = filepath.Join(opts.CacheDir, strings.Repeat("a-long-folder/", 9))
@@ -550,7 +546,7 @@ func TestErrorNamesTheStep(t *testing.T) {
 // variant exports a state and returns its manifest.
 func variant(t *testing.T, b *Builder, dir, platform string, layers int, state llb.State, locals map[string]fsutil.FS) (ocispecs.Descriptor, ocispecs.Manifest) {
 	t.Helper()
-	job := exportJob(t, dir, platform, "", layers, state, locals)
+	job := exportJob(t, opened(t, dir), platform, "", layers, state, locals)
 	res, err := b.Solve(t.Context(), job)
 	if err != nil {
 		t.Fatal(err)
@@ -558,12 +554,17 @@ func variant(t *testing.T, b *Builder, dir, platform string, layers int, state l
 	return manifest(t, dir, res[0])
 }
 
-func exportJob(t *testing.T, dir, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+func opened(t *testing.T, dir string) content.Store {
 	t.Helper()
 	store, err := OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return store
+}
+
+func exportJob(t *testing.T, store content.Store, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+	t.Helper()
 	p := strings.Split(platform, "/")
 	created := time.Unix(1700000000, 0).UTC()
 	exp, err := Export{
@@ -619,9 +620,10 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	for compression, mediaType := range map[string]string{"gzip": ocispecs.MediaTypeImageLayerGzip, "zstd": ocispecs.MediaTypeImageLayerZstd} {
 		dir := t.TempDir()
 		// Both at once, into one store, as a build of the family does it.
+		store := opened(t, dir)
 		res, err := b.Solve(t.Context(),
-			exportJob(t, dir, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
-			exportJob(t, dir, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
+			exportJob(t, store, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
+			exportJob(t, store, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -654,6 +656,30 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 }
 
+// Exports that share their layers race for every blob of the store.
+func TestConcurrentExportsIntoOneStore(t *testing.T) {
+	_, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3")})
+	for i := range 10 {
+		dir := t.TempDir()
+		store := opened(t, dir)
+		var jobs []Job
+		for range 6 {
+			jobs = append(jobs, exportJob(t, store, "linux/amd64", "", 3, state, locals))
+		}
+		start := time.Now()
+		if _, err := b.Solve(t.Context(), jobs...); err != nil {
+			t.Fatalf("round %d: %v\n%s", i, err, log)
+		}
+		t.Log(time.Since(start))
+		if blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*")); len(blobs) != 5 {
+			t.Errorf("blobs %q", blobs)
+		}
+	}
+}
+
 func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	one, opts, _ := fresh(t, nil)
 	two, _, _ := fresh(t, nil)
@@ -672,7 +698,8 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	}
 	// Both nodes at once, one display.
 	dir := t.TempDir()
-	res, err := b.Solve(t.Context(), exportJob(t, dir, "linux/amd64", "", 2, state, locals), exportJob(t, dir, "linux/arm64", "", 2, state, locals))
+	store := opened(t, dir)
+	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", "", 2, state, locals), exportJob(t, store, "linux/arm64", "", 2, state, locals))
 	if err != nil {
 		t.Fatal(err)
 	}
