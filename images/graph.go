@@ -26,6 +26,8 @@ type Graph struct {
 	Worker ocispec.Platform
 	// Unpacker holds the program /unpack, compiled for the worker.
 	Unpacker llb.State
+	// Source is this repository: what internal/gocache is compiled from.
+	Source llb.State
 	// Fetch places a source into the graph.
 	Fetch func(lock.Source) Located
 	// Epoch is the newest modification time of a file in an image.
@@ -117,7 +119,7 @@ func merge(name string, layers []Layer) llb.State {
 func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, error) {
 	packages := g.Lock.Packages(group.Name, arch)
 	kinds := 0
-	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0} {
+	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0, group.GoCache != ""} {
 		if has {
 			kinds++
 		}
@@ -131,6 +133,8 @@ func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, er
 		state, err = g.Go(arch)
 	case len(group.NPM) > 0:
 		state, err = g.node(arch)
+	case group.GoCache != "":
+		state, err = g.goCache(group, arch)
 	case len(packages) == 0:
 		return Layer{}, fmt.Errorf("the lock has no packages of group %q for %s; run `lock:update`", group.Name, arch)
 	default:
@@ -219,6 +223,9 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 			// Group 0 may write, for engines that start a container under an
 			// arbitrary uid with gid 0.
 			dir.Mode, dir.GID = "0775", 0
+		}
+		if d == "." && img.HomeMode != "" {
+			dir.Mode = img.HomeMode
 		}
 		p.Dirs = append(p.Dirs, dir)
 	}

@@ -48,7 +48,8 @@ type Image struct {
 	FileSets      []string  `yaml:"files"`         // folders with a files.yaml, relative to the definition
 	Accounts      []Account `yaml:"accounts"`
 	Home          string    `yaml:"home"`
-	Dirs          []string  `yaml:"dirs"` // below Home
+	HomeMode      string    `yaml:"home_mode"` // octal; as Dirs when not given
+	Dirs          []string  `yaml:"dirs"`      // below Home
 	Config        Config    `yaml:"config"`
 	// Budget is the largest compressed size of each platform's layers.
 	Budget map[string]string `yaml:"budget"`

@@ -14,6 +14,7 @@ type Program struct {
 	Package string    // ./cmd/loomcycle
 	LDFlags []string
 	Label   string // tells the source in the progress display
+	Offline bool   // needs no module but its own: no network
 }
 
 // Secrets that a compile step is given, by their BuildKit ids. They are in no
@@ -52,6 +53,9 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 		llb.AddSecret("/etc/ssl/certs/ca-certificates.crt", llb.SecretID(SecretCA), llb.SecretOptional),
 		llb.WithCustomName(fmt.Sprintf("compile %s (%s) for %s", p.Name, p.Label, arch)),
 		llb.Platform(g.Worker),
+	}
+	if p.Offline {
+		opts = append(opts, llb.Network(llb.NetModeNone))
 	}
 	return llb.Scratch().Run(opts...).AddMount("/out", llb.Scratch()), nil
 }

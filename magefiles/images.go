@@ -13,10 +13,18 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 )
 
-// Dist builds the whole family for both platforms into dist/.
+// Dist builds the whole family for both platforms into dist/, describes, signs and judges it, and smokes what runs here.
 func Dist(ctx context.Context) error {
 	r, err := build.Run(ctx, options())
 	if err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{Sbom, Provenance, Sign, Policy} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	if err := Smoke(ctx, nil); err != nil {
 		return err
 	}
 	return dist.Summary(os.Stdout, r)

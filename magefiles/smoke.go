@@ -3,9 +3,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"os"
 
+	"github.com/loomcycle/loomcycle-images/internal/bench"
 	"github.com/loomcycle/loomcycle-images/smoke"
 )
 
@@ -17,4 +20,14 @@ func Smoke(ctx context.Context, name *string) error {
 	}
 	_, err := smoke.Run(ctx, o)
 	return err
+}
+
+// Smoke measures the first commands of a fresh session container.
+func (Bench) Smoke(ctx context.Context) error {
+	var table bytes.Buffer
+	o := smoke.Options{Root: ".", Getenv: os.Getenv, Out: io.MultiWriter(os.Stdout, &table), Log: os.Stderr}
+	if err := smoke.Bench(ctx, o); err != nil {
+		return err
+	}
+	return bench.Record("docs/PERFORMANCE.md", "bench:smoke", "```\n"+table.String()+"```")
 }

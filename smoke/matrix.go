@@ -34,6 +34,7 @@ type task struct {
 	c       *Case
 	profile string
 	target  *target
+	slow    float64 // SMOKE_SLOW
 }
 
 func (t *task) name() string {
@@ -57,9 +58,9 @@ func (t *task) timeout() time.Duration {
 
 func (t *task) stretch(d time.Duration) time.Duration {
 	if t.emulated() {
-		return d * EmulationFactor
+		d *= EmulationFactor
 	}
-	return d
+	return time.Duration(float64(d) * t.slow)
 }
 
 // matrix is every case on every target that it concerns, in every profile.
@@ -77,7 +78,7 @@ func (r *runner) matrix() []*task {
 				profiles = []string{""}
 			}
 			for _, p := range profiles {
-				t := &task{c: c, profile: p, target: tg}
+				t := &task{c: c, profile: p, target: tg, slow: r.slow}
 				if only := r.suite.Profiles[p].Images; p != "" && len(only) > 0 && !concerns(only, tg.Name) {
 					continue
 				}

@@ -22,7 +22,8 @@ import (
 )
 
 // Options say what to test and how. The environment may say it too:
-// SMOKE_REF, SMOKE_ENGINE, SMOKE_JOBS, SMOKE_CASES.
+// SMOKE_REF, SMOKE_ENGINE, SMOKE_JOBS, SMOKE_CASES (a name or pattern) and
+// SMOKE_SLOW (a factor for time budgets on a slow machine).
 type Options struct {
 	Root   string   // the checkout
 	Dist   string   // the build to test; Root/dist when empty
@@ -61,6 +62,7 @@ type runner struct {
 	engine  engine.Engine
 	targets []*target
 	jobs    int
+	slow    float64
 	cache   string
 	probes  map[string]string // folder of the probe by architecture
 	// asked is true when the operator chose an engine that cannot run all.
@@ -100,6 +102,12 @@ func newRunner(ctx context.Context, o Options) (*runner, error) {
 	if v := r.Getenv("SMOKE_JOBS"); v != "" {
 		if r.jobs, err = strconv.Atoi(v); err != nil || r.jobs < 1 {
 			return nil, fmt.Errorf("SMOKE_JOBS=%q is not a number of cases to run at a time", v)
+		}
+	}
+	r.slow = 1
+	if v := r.Getenv("SMOKE_SLOW"); v != "" {
+		if r.slow, err = strconv.ParseFloat(v, 64); err != nil || r.slow <= 0 {
+			return nil, fmt.Errorf("SMOKE_SLOW=%q is not a factor for time budgets, such as 3", v)
 		}
 	}
 	if r.targets, err = r.findTargets(ctx); err != nil {

@@ -37,6 +37,41 @@ func readSizes(root string) (*sizes, error) {
 	return &s, json.Unmarshal(text, &s)
 }
 
+// recordSizes makes a target's sizes those that growth is told against.
+func (r *runner) recordSizes(t *target, layers map[string]int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, err := readSizes(r.Root)
+	if err != nil {
+		return err
+	}
+	set(&s.Layers, t.Name, t.arch(), layers)
+	for group := range layers {
+		packages, err := r.packages(t, group)
+		if err != nil {
+			return err
+		}
+		if len(packages) > 0 {
+			set(&s.Packages, group, t.arch(), packages)
+		}
+	}
+	text, err := json.MarshalIndent(s, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(sizesFile(r.Root), append(text, '\n'), 0o644)
+}
+
+func set(m *map[string]map[string]map[string]int64, name, arch string, values map[string]int64) {
+	if *m == nil {
+		*m = map[string]map[string]map[string]int64{}
+	}
+	if (*m)[name] == nil {
+		(*m)[name] = map[string]map[string]int64{}
+	}
+	(*m)[name][arch] = values
+}
+
 type growth struct {
 	name     string
 	was, now int64

@@ -102,6 +102,11 @@ func (r *runner) budget(t *target) (problems []string, detail string, err error)
 			sizes[t.groups[i]] += n
 		}
 	}
+	if r.Getenv("SMOKE_UPDATE") == "1" {
+		if err := r.recordSizes(t, sizes); err != nil {
+			return nil, "", err
+		}
+	}
 	if total <= limit {
 		return nil, "", nil
 	}
@@ -166,17 +171,16 @@ func (r *runner) distroless(t *target) (problems []string, err error) {
 			say("belongs to %d:%d, neither root nor nonroot", f.UID, f.GID)
 		}
 	}
-	return append(problems, r.golden(t.Name, files)...), nil
+	return append(problems, r.golden(t, files)...), nil
 }
 
-// golden compares files with the list that a reviewer agreed to. A platform
-// changes no path, mode or owner, so both have one list.
-func (r *runner) golden(name string, files []fileEntry) []string {
+// golden compares files with the list that a reviewer agreed to.
+func (r *runner) golden(t *target, files []fileEntry) []string {
 	var lines []string
 	for _, f := range files {
 		lines = append(lines, f.String())
 	}
-	file := filepath.Join(r.Root, "smoke", "golden", name+".txt")
+	file := filepath.Join(r.Root, "smoke", "golden", t.Name+"-"+t.arch()+".txt")
 	if r.Getenv("SMOKE_UPDATE") == "1" {
 		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
 			return []string{err.Error()}

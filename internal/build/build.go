@@ -356,14 +356,19 @@ func (b *builder) node(ctx context.Context, arch string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
+	gocache, err := source(b.Root, []string{"go.mod", "go.sum", "internal/gocache"})
+	if err != nil {
+		return nil, err
+	}
 	name := "unpacker-" + arch
 	return &node{
 		b:      b,
-		mounts: map[string]fsutil.FS{name: unpacker},
+		mounts: map[string]fsutil.FS{name: unpacker, "source-gocache": gocache},
 		graph: &images.Graph{
 			Family: b.family, Groups: b.groups, Lock: b.lock,
 			Worker:   ocispec.Platform{OS: "linux", Architecture: arch},
 			Unpacker: llb.Local(name, llb.WithCustomName("send the unpacker")),
+			Source:   llb.Local("source-gocache", llb.WithCustomName("send the source of go-cache")),
 			Fetch:    b.sources.fetch,
 			Epoch:    b.epoch(),
 		},

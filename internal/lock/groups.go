@@ -24,6 +24,9 @@ type Group struct {
 	Debian []string `yaml:"debian"`
 	Go     bool     `yaml:"go"`  // the Go toolchain
 	NPM    []string `yaml:"npm"` // node, npm
+	// GoCache is the standard library compiled by the Go toolchain and the C
+	// compilers of the named group.
+	GoCache string `yaml:"gocache"`
 }
 
 // Groups are the groups of images/groups.yaml in the file's order.
@@ -81,8 +84,10 @@ func (gs Groups) validate() error {
 			return fmt.Errorf("group %q is declared twice", g.Name)
 		case g.After != "" && !seen[g.After]:
 			return fmt.Errorf("group %q comes after %q, which is not declared above it", g.Name, g.After)
-		case len(g.Debian) == 0 && !g.Go && len(g.NPM) == 0:
-			return fmt.Errorf("group %q names no source: give it debian, go or npm", g.Name)
+		case g.GoCache != "" && !seen[g.GoCache]:
+			return fmt.Errorf("group %q compiles with group %q, which is not declared above it", g.Name, g.GoCache)
+		case len(g.Debian) == 0 && !g.Go && len(g.NPM) == 0 && g.GoCache == "":
+			return fmt.Errorf("group %q names no source: give it debian, go, npm or gocache", g.Name)
 		}
 		for _, name := range g.NPM {
 			if name != Node && name != NPM {

@@ -30,7 +30,7 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	if _, err := os.Stat(program); err != nil {
 		fmt.Fprintln(c.Log, "compiling the supply-chain program, once (a few minutes with a cold Go cache)")
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", program, "./internal/cmd/supplychain")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Log, c.Log
 	interruptible(cmd)
 	if err := cmd.Run(); err != nil {

@@ -4,6 +4,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -82,6 +83,7 @@ func start(t testing.TB, runtime string, env map[string]string) *sidecar {
 		"PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME"),
 		"SANDBOX_PODMAN_OPTIONS": strings.Join(p.Flags, " "), "SANDBOX_IMAGE": p.Image, "SANDBOX_IMAGE_PULL": "never",
 		"SANDBOX_AUTH_TOKEN": token, "SANDBOX_RUNTIME": runtime, "SANDBOX_AGENT": p.Agent, "SANDBOX_LOG_LEVEL": "debug",
+		"SANDBOX_INSTANCE":  "test-" + strings.ToLower(rand.Text()),
 		"SANDBOX_STATE_DIR": filepath.Join(t.TempDir(), "state"), "SANDBOX_MEM_MB": "512", "SANDBOX_TMPFS_MB": "256", "SANDBOX_MAX_CPU": "2",
 	}}
 	for k, v := range env {
@@ -156,17 +158,6 @@ func (s *sidecar) signal(sig syscall.Signal) {
 	<-s.ended
 }
 
-func (s *sidecar) instance() string {
-	ids := map[string]bool{}
-	for _, line := range strings.Fields(s.podmanOut("ps", "-a", "--filter", "label=loomcycle.managed=1", "--format", `{{index .Labels "loomcycle.instance"}}`)) {
-		ids[line] = true
-	}
-	for id := range ids {
-		return id
-	}
-	return ""
-}
-
 func (s *sidecar) podmanOut(args ...string) string {
 	out, err := s.podman.Command(args...).Output()
 	if err != nil {
@@ -175,15 +166,9 @@ func (s *sidecar) podmanOut(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// containers lists the names of this sidecar's session containers.
+// containers lists the names of this sidecar's containers.
 func (s *sidecar) containers() []string {
-	var out []string
-	for _, line := range strings.Split(s.podmanOut("ps", "-a", "--filter", "label=loomcycle.managed=1", "--format", "{{.Names}} {{.Labels}}"), "\n") {
-		if name, _, ok := strings.Cut(line, " "); ok && strings.HasPrefix(name, "loomcycle-sbx-") {
-			out = append(out, name)
-		}
-	}
-	return out
+	return strings.Fields(s.podmanOut("ps", "-a", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"], "--format", "{{.Names}}"))
 }
 
 func (s *sidecar) removeAll() {

@@ -116,7 +116,7 @@ func (e *cli) command(ctx context.Context, stdin io.Reader, args ...string) (*Ou
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
 	// Not killed at once: the engine then leaves its locks and mounts in order.
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
+	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	out := &Output{Stdout: stdout.Bytes(), Stderr: stderr.Bytes()}
 	if ctx.Err() != nil {
@@ -227,6 +227,8 @@ func (e *cli) options(c *Container, container string) ([]string, error) {
 		runtime = e.runtime
 	}
 	add(runtime != "", "--runtime", runtime)
+	// gVisor takes over an interface where there is one, and fails where none is.
+	add(c.Runtime == "runsc" && c.NoNetwork && e.program == "podman", "--runtime-flag", "network=none")
 	add(c.User != "", "--user", c.User)
 	add(c.Workdir != "", "--workdir", c.Workdir)
 	add(c.NoNetwork, "--network", "none")
@@ -238,13 +240,17 @@ func (e *cli) options(c *Container, container string) ([]string, error) {
 	add(c.Memory != "", "--memory", c.Memory, "--memory-swap", c.Memory)
 	// Said explicitly, within the limits of this process: an engine's own
 	// default may be above them, which takes CAP_SYS_RESOURCE.
-	for name, what := range map[string]int{"nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC} {
-		var l unix.Rlimit
-		if err := unix.Getrlimit(what, &l); err != nil {
+	for _, l := range []struct {
+		name string
+		what int
+		most uint64
+	}{{"nofile", unix.RLIMIT_NOFILE, 1 << 16}, {"nproc", unix.RLIMIT_NPROC, 1 << 15}} {
+		var have unix.Rlimit
+		if err := unix.Getrlimit(l.what, &have); err != nil {
 			return nil, err
 		}
-		n := strconv.FormatUint(min(l.Max, 1<<16), 10)
-		add(true, "--ulimit", name+"="+n+":"+n)
+		n := strconv.FormatUint(min(have.Max, l.most), 10)
+		add(true, "--ulimit", l.name+"="+n+":"+n)
 	}
 	for _, h := range c.Hosts {
 		add(true, "--add-host", h)

@@ -391,10 +391,14 @@ func (e *Engine) Remove(ctx context.Context, id string) error {
 	return e.wrap("removing the session's container", err)
 }
 
-// Kill ends a container's processes.
+// Kill ends a container's processes; one that does not run is no error.
 func (e *Engine) Kill(ctx context.Context, id string) error {
 	err := e.api.ContainerKill(ctx, id, "SIGKILL")
-	if cerrdefs.IsNotFound(err) || cerrdefs.IsConflict(err) {
+	if err == nil {
+		return nil
+	}
+	// Engines word a container that has just ended in many ways.
+	if s, ok, ierr := e.Inspect(ctx, id); ierr == nil && (!ok || !s.Running) {
 		return nil
 	}
 	return e.wrap("killing the session's container", err)

@@ -194,6 +194,21 @@ func TestSession(t *testing.T) {
 					c.sh("true", time.Second)
 				}
 				t.Logf("exec of true: %v", time.Since(began)/n)
+				content := make([]byte, 1<<20)
+				began = time.Now()
+				for range 10 {
+					if err := c.WriteFile(t.Context(), "speed", 0, content); err != nil {
+						t.Fatal(err)
+					}
+				}
+				t.Logf("write of 1 MiB: %v", time.Since(began)/10)
+				began = time.Now()
+				for range 10 {
+					if _, _, err := c.ReadFile(t.Context(), wire.Read{Path: "speed", Max: 1 << 20}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				t.Logf("read of 1 MiB: %v", time.Since(began)/10)
 			})
 			t.Run("shutdown", func(t *testing.T) {
 				began := time.Now()

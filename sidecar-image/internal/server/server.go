@@ -31,8 +31,9 @@ const (
 	bodyTimeout   = time.Minute
 	// bodiesInFlight bounds the request bodies held at once, in bytes.
 	bodiesInFlight = 128 << 20
-	// peekMax bounds the bodies that are looked into for a request id, in bytes:
-	// a call above it cannot be cancelled by notification, only by hanging up.
+	// peekMax bounds the bodies that are looked into for a request id, in bytes,
+	// their long strings not counted: a call above it cannot be cancelled by
+	// notification, only by hanging up.
 	peekMax  = 64 << 10
 	readyTTL = time.Second
 )
@@ -164,9 +165,10 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	r.Body = io.NopCloser(bytes.NewReader(body))
-
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
+	body = req.Lift(body)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	w = req.Writer(w)
 	msg := peek(body)
 	key := func(id json.RawMessage) string {
 		return strings.Join([]string{who.Principal, r.Header.Get("Authorization"), r.Header.Get(sessionHeader), string(id)}, "\x00")

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -72,7 +73,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 		return nil, err
 	}
 	opts := engine.Options{Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
-		Socket: filepath.Join(c.StateDir, "podman.sock"), NoFile: c.NoFile, NProc: c.NProc, Log: log}
+		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: log}
 	if c.AllowEgress {
 		opts.Egress = c.EgressNetwork
 	}
@@ -119,6 +120,17 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 	}
 	s.server = &server.Server{Auth: auth, Tools: t, Metrics: t.Metrics, Ping: s.engine.Ping, MaxBody: c.MaxBody(), Version: version, Log: log}
 	return s, nil
+}
+
+// socket names a socket for this process alone: the podman of a sidecar that
+// was just killed takes its own socket away when it ends, maybe after the next
+// sidecar has started.
+func socket(dir string) string {
+	stale, _ := filepath.Glob(filepath.Join(dir, "podman-*.sock"))
+	for _, path := range stale {
+		_ = os.Remove(path)
+	}
+	return filepath.Join(dir, fmt.Sprintf("podman-%d.sock", os.Getpid()))
 }
 
 // Serve serves on l until ctx ends, then lets calls finish for a while.

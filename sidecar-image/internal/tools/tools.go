@@ -36,6 +36,7 @@ type Request struct {
 	Who  identity.Who
 	Done <-chan struct{} // closed when the client has gone or has cancelled
 	JSON bool            // the client takes no event stream, so no progress either
+	Lifted
 }
 
 type requestKey struct{}
@@ -115,7 +116,7 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		c.log.Debug("call", "took", time.Since(began))
 		res = &mcp.CallToolResult{}
 		if got != nil {
-			res.Content = []mcp.Content{&mcp.TextContent{Text: got.text}}
+			res.Content = []mcp.Content{&mcp.TextContent{Text: r.park(got.text)}}
 			res.IsError = got.isErr
 		}
 		return res, out, nil

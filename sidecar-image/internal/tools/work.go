@@ -49,6 +49,16 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
+	for _, long := range []*string{&in.Command, &in.Stdin} {
+		if *long, err = c.http.value(*long); err != nil {
+			return nil, out, err
+		}
+	}
+	for k, v := range in.Env {
+		if in.Env[k], err = c.http.value(v); err != nil {
+			return nil, out, err
+		}
+	}
 	if strings.TrimSpace(in.Command) == "" {
 		return nil, out, fieldError("command", "is empty; it has to be a bash command")
 	}
@@ -95,7 +105,7 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
-	out.Stdout, out.Stderr = text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
+	out.Stdout, out.Stderr = c.http.park(text(got.Bytes(host.Stdout, gap))), c.http.park(text(got.Bytes(host.Stderr, gap)))
 	out.DurationMS, out.PeakMemory = time.Since(began).Milliseconds(), exit.PeakMemory
 	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
 
@@ -222,6 +232,9 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	}
 	path, err := inWork(in.Path)
 	if err != nil {
+		return nil, out, err
+	}
+	if in.Content, err = c.http.value(in.Content); err != nil {
 		return nil, out, err
 	}
 	var content []byte
