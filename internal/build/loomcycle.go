@@ -1,0 +1,93 @@
+package build
+
+import (
+	"context"
+	"debug/elf"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/loomcycle/loomcycle-images/internal/vcs"
+)
+
+// loomcycle is where the runtime's binary comes from (LOOMCYCLE_SOURCE).
+type loomcycle struct {
+	bin     string // folder of prebuilt binaries
+	dir     string // a module's folder; empty for this repository's own
+	pkg     string
+	ldflags []string
+	web     bool   // the module has a user interface in web/
+	label   string // for release.json and people; no credentials
+}
+
+// resolveLoomcycle reads LOOMCYCLE_SOURCE, LOOMCYCLE_PACKAGE and
+// LOOMCYCLE_LDFLAGS, and brings a git source onto this machine.
+func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache string, stamp []string) (loomcycle, error) {
+	value := getenv("LOOMCYCLE_SOURCE")
+	kind, rest, _ := strings.Cut(value, ":")
+	l := loomcycle{pkg: "./cmd/loomcycle", ldflags: stamp}
+	if p := getenv("LOOMCYCLE_PACKAGE"); p != "" {
+		l.pkg = p
+	}
+	if f := getenv("LOOMCYCLE_LDFLAGS"); f != "" {
+		l.ldflags = strings.Fields(f)
+	}
+	switch {
+	case value == "":
+		return loomcycle{ldflags: l.ldflags}, nil
+	case kind == "git" && strings.Contains(rest, "#"):
+		i := strings.LastIndex(rest, "#")
+		dir, commit, err := vcs.Checkout(ctx, filepath.Join(cache, "loomcycle"), rest[:i], rest[i+1:])
+		if err != nil {
+			return l, fmt.Errorf("LOOMCYCLE_SOURCE: %w", err)
+		}
+		l.dir, l.label = dir, "git:"+redact(rest[:i])+"#"+commit
+	case kind == "dir" && rest != "":
+		dir, err := filepath.Abs(rest)
+		if err != nil {
+			return l, err
+		}
+		state, err := vcs.Describe(ctx, dir)
+		if err != nil {
+			return l, fmt.Errorf("LOOMCYCLE_SOURCE: %w", err)
+		}
+		l.dir, l.label = dir, "dir:"+filepath.Base(dir)+"#"+state.Commit
+	case kind == "bin" && rest != "":
+		l.bin, l.label = rest, "bin:"+filepath.Base(rest)
+		return l, nil
+	default:
+		return l, fmt.Errorf("LOOMCYCLE_SOURCE=%s is none of git:URL#REF, dir:PATH, bin:DIR", redact(value))
+	}
+	if _, err := os.Stat(filepath.Join(l.dir, "go.mod")); err != nil {
+		return l, fmt.Errorf("LOOMCYCLE_SOURCE: %s is not a Go module: %w", l.label, err)
+	}
+	_, err := os.Stat(filepath.Join(l.dir, "web", "package-lock.json"))
+	l.web = err == nil
+	return l, nil
+}
+
+// checkBinary demands a static Linux executable of the architecture.
+func checkBinary(file, arch string) error {
+	f, err := elf.Open(file)
+	if err != nil {
+		return fmt.Errorf("LOOMCYCLE_SOURCE: %s: %w", file, err)
+	}
+	defer f.Close()
+	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]
+	if f.Machine != want {
+		return fmt.Errorf("LOOMCYCLE_SOURCE: %s is for %v, not for %s (%v)", file, f.Machine, arch, want)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+			return fmt.Errorf("LOOMCYCLE_SOURCE: %s is dynamically linked; the distroless image has no loader: build it with CGO_ENABLED=0", file)
+		}
+	}
+	return nil
+}
+
+// redact takes the user and password out of a URL.
+func redact(s string) string { return userinfo.ReplaceAllString(s, "://") }
+
+var userinfo = regexp.MustCompile(`://[^/\s]*@`)

@@ -1,0 +1,93 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+)
+
+// Reproduce builds the commit twice and compares every digest. The builds
+// share nothing but the mirrors: each has its own BuildKit state, its own
+// checkout at a path of another length, and another degree of parallelism.
+func Reproduce(ctx context.Context, o Options, w io.Writer) error {
+	dir, err := os.MkdirTemp("", "reproduce-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var results [2]*dist.Release
+	for i, side := range []struct {
+		checkout    string
+		parallelism int
+	}{{"a", 1}, {filepath.Join("somewhere", "else", "b"), 4}} {
+		root := filepath.Join(dir, side.checkout)
+		if out, err := exec.CommandContext(ctx, "git", "clone", "-q", "--no-hardlinks", o.Root, root).CombinedOutput(); err != nil {
+			return fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+		}
+		fmt.Fprintf(w, "build %d of 2: an empty BuildKit that runs %d step(s) at a time\n", i+1, side.parallelism)
+		results[i], err = fromNothing(ctx, o, root, filepath.Join(dir, fmt.Sprint("cache-", i)), side.parallelism)
+		if err != nil {
+			return err
+		}
+	}
+	return compare(w, results[0], results[1])
+}
+
+func fromNothing(ctx context.Context, o Options, root, cache string, parallelism int) (r *dist.Release, err error) {
+	bk := buildkit.Options{Getenv: o.Getenv, Log: o.Log, CacheDir: cache, Root: root, Private: "reproduce", Parallelism: parallelism}
+	conn, err := buildkit.Connect(ctx, bk)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		daemon, derr := buildkit.NewDaemon(bk)
+		if derr == nil {
+			derr = daemon.Down(context.WithoutCancel(ctx))
+		}
+		if cerr := conn.Close(); err == nil {
+			err = derr
+			if err == nil {
+				err = cerr
+			}
+		}
+	}()
+	o.Root, o.Builder, o.Dist = root, conn, ""
+	return Run(ctx, o)
+}
+
+// compare prints each digest of both builds and fails on the first that
+// differs.
+func compare(w io.Writer, a, b *dist.Release) error {
+	var differ error
+	note := func(what string, x, y fmt.Stringer) {
+		verdict := "same"
+		if x.String() != y.String() {
+			verdict = "DIFFERENT"
+			if differ == nil {
+				differ = fmt.Errorf("the builds differ, first in %s: %s and %s", what, x, y)
+			}
+		}
+		fmt.Fprintf(w, "%-9s  %s  %s\n", verdict, x, what)
+	}
+	if len(a.Images) != len(b.Images) {
+		return fmt.Errorf("one build has %d images, the other %d", len(a.Images), len(b.Images))
+	}
+	for i, img := range a.Images {
+		for j, v := range img.Platforms {
+			u := b.Images[i].Platforms[j]
+			for k, l := range v.Layers {
+				note(fmt.Sprintf("%s %s layer %s", img.Name, v.Platform, l.Group), l.Digest, u.Layers[k].Digest)
+			}
+			note(fmt.Sprintf("%s %s config", img.Name, v.Platform), v.Config, u.Config)
+			note(fmt.Sprintf("%s %s manifest", img.Name, v.Platform), v.Digest, u.Digest)
+		}
+		note(img.Name+" index", img.IndexDigest, b.Images[i].IndexDigest)
+	}
+	return differ
+}

@@ -1,0 +1,781 @@
+package buildkit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	stdlog "log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/moby/buildkit/client"
+	"github.com/moby/buildkit/client/llb"
+	digest "github.com/opencontainers/go-digest"
+	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tonistiigi/fsutil"
+)
+
+// fresh is a private daemon in an empty cache folder, stopped after the test. The
+// program alone comes from the project's own cache: compiling it takes minutes.
+func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *buffer) {
+	t.Helper()
+	if err := canRun(); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	shareProgram(t, dir)
+	log := &buffer{}
+	opts := Options{Getenv: env(kv), Log: log, CacheDir: dir, Root: "../.."}
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("output:\n%s", log)
+		}
+	})
+	return d, opts, log
+}
+
+// canRun says why no private daemon can run here.
+func canRun() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	_, err := rootlesskit()
+	return err
+}
+
+func shareProgram(t *testing.T, dir string) {
+	t.Helper()
+	cache, err := CacheDir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(cache, "bin")
+	if err := errors.Join(os.MkdirAll(bin, 0o755), os.Symlink(bin, filepath.Join(dir, "bin"))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func up(t *testing.T, d *Daemon) *Node {
+	t.Helper()
+	n, err := d.Up(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	return n
+}
+
+func connected(t *testing.T, opts Options) *Builder {
+	t.Helper()
+	b, err := Connect(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+// eventually polls a fact that the kernel or the daemon makes true soon.
+func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after %s still not so: %s", limit, what)
+		}
+	}
+}
+
+// leftovers are processes, mounts, cgroups and sockets of a daemon's folder.
+func leftovers(t *testing.T, d *Daemon) (found []string) {
+	t.Helper()
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range procs {
+		data, _ := os.ReadFile(p)
+		if bytes.Contains(data, []byte(d.dir)) {
+			found = append(found, "process "+p+": "+string(bytes.ReplaceAll(data, []byte{0}, []byte{' '})))
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(mounts, []byte(d.dir)) {
+		found = append(found, "a mount below "+d.dir)
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/" + d.cgroup(), "/sys/fs/cgroup/*/" + d.cgroup(), d.sock, d.recordPath()} {
+		files, _ := filepath.Glob(pattern)
+		found = append(found, files...)
+	}
+	return found
+}
+
+func TestDaemonLivesAndHeals(t *testing.T) {
+	d, _, log := fresh(t, nil)
+	up(t, d)
+	first, ok := d.running()
+	if !ok {
+		t.Fatal("no process is recorded")
+	}
+	start := time.Now()
+	up(t, d)
+	if r, _ := d.running(); r != first {
+		t.Fatalf("a second Up started another daemon: %+v, %+v", first, r)
+	}
+	t.Logf("Up of a running daemon: %s", time.Since(start))
+
+	syscall.Kill(first.PID, syscall.SIGKILL)
+	eventually(t, 5*time.Second, "the killed daemon is gone", func() bool { return !alive(first) })
+	if _, err := os.Stat(d.sock); err != nil {
+		t.Fatalf("the test wants a stale socket: %v", err)
+	}
+	start = time.Now()
+	n := up(t, d)
+	t.Logf("healed in %s", time.Since(start))
+	if second, ok := d.running(); !ok || second.PID == first.PID {
+		t.Fatalf("no new daemon after the kill: %+v", second)
+	}
+	if !strings.HasPrefix(n.Version, "v0.") || n.Arch() == "" || n.Snapshotter == "" {
+		t.Errorf("the node is not described: %+v", n)
+	}
+	if err := d.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("down left %q", l)
+	}
+	if err := d.Down(t.Context()); err != nil {
+		t.Errorf("a second down: %v", err)
+	}
+	if s := log.String(); strings.Count(s, "started buildkitd") != 2 {
+		t.Errorf("not two starts in the log:\n%s", s)
+	}
+}
+
+// A pid in the record that is somebody else's by now must not be killed.
+func TestForeignPidIsLeftAlone(t *testing.T) {
+	d, _, _ := fresh(t, nil)
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- other.Wait() }()
+	defer other.Process.Kill()
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeJSON(d.recordPath(), record{PID: other.Process.Pid, Started: "an earlier boot/1"}); err != nil {
+		t.Fatal(err)
+	}
+	up(t, d)
+	if err := d.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-exited:
+		t.Errorf("the foreign process was ended: %v", err)
+	default:
+	}
+}
+
+func TestStaleSocketHeals(t *testing.T) {
+	d, _, _ := fresh(t, nil)
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.sock, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	up(t, d)
+}
+
+// A daemon that is stopped (SIGSTOP) lives but does not answer.
+func TestWedgedDaemonIsReplaced(t *testing.T) {
+	d, _, _ := fresh(t, nil)
+	up(t, d)
+	r, _ := d.running()
+	freeze(t, r.PID)
+	up(t, d)
+	if again, _ := d.running(); again.PID == r.PID {
+		t.Error("the wedged daemon was not replaced")
+	}
+}
+
+// freeze stops a process and what it started: a rootless daemon is a grandchild.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread)
+		for _, c := range strings.Fields(string(children)) {
+			var p int
+			fmt.Sscan(c, &p)
+			freeze(t, p)
+		}
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConcurrentStartsShareOneDaemon(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			b, err := Connect(t.Context(), opts)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			b.Close()
+		})
+	}
+	wg.Wait()
+	if n := strings.Count(log.String(), "started buildkitd"); n != 1 {
+		t.Errorf("%d daemons were started", n)
+	}
+	if d.PID() == 0 {
+		t.Error("the daemon is not up")
+	}
+}
+
+func TestCancelledStartLeavesNothing(t *testing.T) {
+	d, _, _ := fresh(t, nil)
+	if _, err := d.plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for d.PID() == 0 && ctx.Err() == nil { // as soon as the process is there
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	n, err := d.Up(ctx)
+	cancel()
+	if err == nil {
+		n.Close()
+		t.Skip("the daemon was up before it could be cancelled")
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("%v; left %q", err, l)
+	}
+	up(t, d)
+}
+
+// A changed configuration replaces a daemon that nobody uses.
+func TestChangedConfigurationRestarts(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	user := up(t, d)
+	before, _ := d.running()
+	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
+	changed, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	up(t, changed).Close()
+	if after, _ := d.running(); after != before || !strings.Contains(log.String(), "in use") {
+		t.Error("a daemon in use was restarted")
+	}
+	user.Close()
+	n := up(t, changed)
+	if after, _ := d.running(); after.PID == before.PID {
+		t.Error("the daemon was not restarted")
+	}
+	workers, err := n.Client.ListWorkers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(workers[0].GCPolicy, func(p client.PruneInfo) bool { return p.MaxUsedSpace == 7<<30 }) {
+		t.Errorf("the limit is not in force: %+v", workers[0].GCPolicy)
+	}
+}
+
+func TestFailedStartSaysWhy(t *testing.T) {
+	d, _, _ := fresh(t, map[string]string{"BUILDKIT_MAX_USED_SPACE": "lots"})
+	_, err := d.Up(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "invalid disk space lots") || !strings.Contains(err.Error(), d.Log()) {
+		t.Errorf("%v", err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("left %q", l)
+	}
+}
+
+func TestLongSocketPath(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	opts.CacheDir = filepath.Join(opts.CacheDir, strings.Repeat("a-long-folder/", 9))
+	if err := os.MkdirAll(opts.CacheDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	shareProgram(t, opts.CacheDir)
+	if os.Geteuid() != 0 {
+		opts.Getenv = env(map[string]string{"XDG_RUNTIME_DIR": t.TempDir()})
+	}
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasPrefix(d.sock, d.dir) || len(d.sock) > 100 {
+		t.Fatalf("socket %s for folder %s", d.sock, d.dir)
+	}
+	t.Cleanup(func() { d.Remove(context.Background()) })
+	up(t, d)
+	if err := d.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("down left %q", l)
+	}
+}
+
+// steps compiles the test's program and returns how to run it in a step, and the
+// local folders that such a job needs.
+func steps(t *testing.T) (run func(name string, args []string, opts ...llb.RunOption) llb.ExecState, locals map[string]fsutil.FS) {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "step"), "./testdata/step")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	fs, err := fsutil.NewFS(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run = func(name string, args []string, opts ...llb.RunOption) llb.ExecState {
+		program := llb.AddMount("/t", llb.Local("t", llb.WithCustomName("[t] test program")), llb.Readonly)
+		return llb.Scratch().Run(append(opts, program, llb.Args(append([]string{"/t/step"}, args...)), llb.WithCustomName(name))...)
+	}
+	return run, map[string]fsutil.FS{"t": fs}
+}
+
+func marshal(t *testing.T, s llb.State) *llb.Definition {
+	t.Helper()
+	def, err := s.Marshal(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return def
+}
+
+// layer is a state with one file that a step wrote.
+func layer(run func(string, []string, ...llb.RunOption) llb.ExecState, name, text string) llb.State {
+	return run("["+name+"] write", []string{"write", "/out/" + name, text}, llb.Network(llb.NetModeNone)).AddMount("/out", llb.Scratch())
+}
+
+func TestStepsAndNetwork(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer srv.Close()
+	b := connected(t, opts)
+	// The daemon uses the host's network for steps that don't refuse one: no
+	// CNI plugin and no entitlement is needed to download modules.
+	online := run("[online] get", []string{"get", srv.URL}).Root()
+	offline := run("[offline] look", []string{"offline"}, llb.Network(llb.NetModeNone)).Root()
+	_, err := b.Solve(t.Context(),
+		Job{Name: "online", Definition: marshal(t, online), Opt: client.SolveOpt{LocalMounts: locals}},
+		Job{Name: "offline", Definition: marshal(t, offline), Opt: client.SolveOpt{LocalMounts: locals}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"[online] get", "[offline] look", "[t] test program"} {
+		if !strings.Contains(log.String(), name) {
+			t.Errorf("the display lacks %q", name)
+		}
+	}
+	if err := d.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("down after steps left %q", l)
+	}
+}
+
+func TestCancelEndsTheStep(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	def := marshal(t, run("[sleep] sleep", []string{"sleep"}).Root())
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Solve(ctx, Job{Name: "sleep", Definition: def, Opt: client.SolveOpt{LocalMounts: locals}})
+		done <- err
+	}()
+	eventually(t, time.Minute, "the step runs", func() bool { return strings.Contains(log.String(), "step is asleep") })
+	if n := activeBuilds(t.Context(), b.def.Client); n != 1 {
+		t.Errorf("%d builds are active", n)
+	}
+	start := time.Now()
+	cancel()
+	err := <-done
+	took := time.Since(start)
+	if !errors.Is(err, context.Canceled) || took > 2*time.Second {
+		t.Errorf("cancelled in %s with %v", took, err)
+	}
+	eventually(t, time.Second, "no step's process is left", func() bool { return len(stepProcesses(t)) == 0 })
+	t.Logf("cancelled in %s, without a process after %s", took, time.Since(start))
+	n := up(t, d)
+	eventually(t, 2*time.Second, "the daemon has closed the build", func() bool { return activeBuilds(t.Context(), n.Client) == 0 })
+}
+
+// A daemon that is killed takes its steps along.
+func TestKillEndsTheSteps(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	def := marshal(t, run("[sleep] sleep", []string{"sleep"}).Root())
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Solve(t.Context(), Job{Name: "sleep", Definition: def, Opt: client.SolveOpt{LocalMounts: locals}})
+		done <- err
+	}()
+	eventually(t, time.Minute, "the step runs", func() bool { return strings.Contains(log.String(), "step is asleep") })
+	syscall.Kill(d.PID(), syscall.SIGKILL)
+	if err := <-done; err == nil {
+		t.Error("the build succeeded without a daemon")
+	}
+	eventually(t, 5*time.Second, "no step's process is left", func() bool { return len(stepProcesses(t)) == 0 })
+	up(t, d)
+	if err := d.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l := leftovers(t, d); len(l) > 0 {
+		t.Errorf("down left %q", l)
+	}
+}
+
+func stepProcesses(t *testing.T) (found []string) {
+	t.Helper()
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range procs {
+		if data, _ := os.ReadFile(p); bytes.HasPrefix(data, []byte("/t/step\x00sleep")) {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func TestErrorNamesTheStep(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	run, locals := steps(t)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/missing.deb" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, "another content")
+	}))
+	defer srv.Close()
+	b := connected(t, opts)
+	sum := digest.FromString("the locked content")
+	for _, c := range []struct {
+		name, source, message, log string
+		state                      llb.State
+	}{
+		// With a checksum BuildKit looks at the body alone, whatever the status.
+		{"[deb] missing", srv.URL + "/missing.deb", sum.String(), "", llb.HTTP(srv.URL+"/missing.deb", llb.Checksum(sum), llb.WithCustomName("[deb] missing"))},
+		{"[deb] changed", srv.URL + "/changed.deb", sum.String(), "", llb.HTTP(srv.URL+"/changed.deb", llb.Checksum(sum), llb.WithCustomName("[deb] changed"))},
+		{"[step] fail", "", "exit code: 3", "last words", run("[step] fail", []string{"fail"}).Root()},
+	} {
+		_, err := b.Solve(t.Context(),
+			Job{Name: "fails", Definition: marshal(t, c.state), Opt: client.SolveOpt{LocalMounts: locals}},
+			Job{Name: "waits", Definition: marshal(t, run("[sleep] sleep", []string{"sleep"}).Root()), Opt: client.SolveOpt{LocalMounts: locals}})
+		var failed *Error
+		if !errors.As(err, &failed) || len(failed.Failed) != 1 || failed.Job != "fails" {
+			t.Errorf("%s: %v is not one failed step", c.name, err)
+			continue
+		}
+		f := failed.Failed[0]
+		if f.Name != c.name || f.Source != c.source || !strings.Contains(f.Message, c.message) || !strings.Contains(f.Log, c.log) {
+			t.Errorf("%s: %+v", c.name, f)
+		}
+		t.Log(err)
+	}
+}
+
+// variant exports a state and returns its manifest.
+func variant(t *testing.T, b *Builder, dir, platform string, layers int, state llb.State, locals map[string]fsutil.FS) (ocispecs.Descriptor, ocispecs.Manifest) {
+	t.Helper()
+	job := exportJob(t, opened(t, dir), platform, "", layers, state, locals)
+	res, err := b.Solve(t.Context(), job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return manifest(t, dir, res[0])
+}
+
+func opened(t *testing.T, dir string) content.Store {
+	t.Helper()
+	store, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+func exportJob(t *testing.T, store content.Store, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+	t.Helper()
+	p := strings.Split(platform, "/")
+	created := time.Unix(1700000000, 0).UTC()
+	exp, err := Export{
+		Config: ocispecs.Image{
+			Created:  &created,
+			Platform: ocispecs.Platform{OS: p[0], Architecture: p[1]},
+			Config:   ocispecs.ImageConfig{User: "1000:1000", Env: []string{"A=b"}, Entrypoint: []string{"/x"}},
+		},
+		Layers:      []string{"one", "two", "three"}[:layers],
+		Annotations: map[string]string{"org.opencontainers.image.title": "test"},
+		Compression: compression,
+	}.To(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Job{Name: "v-" + p[1], Platform: platform, Definition: marshal(t, state), Opt: client.SolveOpt{LocalMounts: locals, Exports: []client.ExportEntry{exp}}}
+}
+
+func manifest(t *testing.T, dir string, res *client.SolveResponse) (ocispecs.Descriptor, ocispecs.Manifest) {
+	t.Helper()
+	desc, err := Descriptor(res)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m ocispecs.Manifest
+	blob(t, dir, desc.Digest, &m)
+	return desc, m
+}
+
+func blob(t *testing.T, dir string, d digest.Digest, v any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, "blobs", "sha256", d.Encoded()))
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func digests(ls []ocispecs.Descriptor) (ds []digest.Digest) {
+	for _, l := range ls {
+		ds = append(ds, l.Digest)
+	}
+	return ds
+}
+
+func TestMergedStatesBecomeSharedLayers(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	one, two, three, four := layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3"), layer(run, "four", "4")
+	for compression, mediaType := range map[string]string{"gzip": ocispecs.MediaTypeImageLayerGzip, "zstd": ocispecs.MediaTypeImageLayerZstd} {
+		dir := t.TempDir()
+		// Both at once, into one store, as a build of the family does it.
+		store := opened(t, dir)
+		res, err := b.Solve(t.Context(),
+			exportJob(t, store, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
+			exportJob(t, store, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, toolbox := manifest(t, dir, res[0])
+		_, session := manifest(t, dir, res[1])
+		a, s := digests(toolbox.Layers), digests(session.Layers)
+		if len(a) != 3 || len(s) != 3 || !slices.Equal(a[:2], s[:2]) || a[2] == s[2] {
+			t.Errorf("%s: layers %q and %q: want three each, the first two shared", compression, a, s)
+		}
+		if toolbox.Layers[0].MediaType != mediaType || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
+			t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
+		}
+		if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
+			t.Errorf("annotations %q", toolbox.Annotations)
+		}
+		var cfg ocispecs.Image
+		blob(t, dir, session.Config.Digest, &cfg)
+		if cfg.Config.User != "1000:1000" || cfg.Architecture != "arm64" || len(cfg.RootFS.DiffIDs) != 3 || cfg.Created.Unix() != 1700000000 {
+			t.Errorf("config %+v", cfg)
+		}
+		for _, h := range cfg.History {
+			if h.Created != nil && h.Created.Unix() != 1700000000 {
+				t.Errorf("the history has a clock: %+v", h)
+			}
+		}
+		blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
+		if len(blobs) != 4+2+2 { // distinct layers, configs, manifests
+			t.Errorf("%d blobs in the store: %q", len(blobs), blobs)
+		}
+	}
+}
+
+// Exports that share their layers race for every blob of the store.
+func TestConcurrentExportsIntoOneStore(t *testing.T) {
+	_, opts, log := fresh(t, nil)
+	run, locals := steps(t)
+	b := connected(t, opts)
+	state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3")})
+	for i := range 10 {
+		dir := t.TempDir()
+		store := opened(t, dir)
+		var jobs []Job
+		for range 6 {
+			jobs = append(jobs, exportJob(t, store, "linux/amd64", "", 3, state, locals))
+		}
+		start := time.Now()
+		if _, err := b.Solve(t.Context(), jobs...); err != nil {
+			t.Fatalf("round %d: %v\n%s", i, err, log)
+		}
+		t.Log(time.Since(start))
+		if blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*")); len(blobs) != 5 {
+			t.Errorf("blobs %q", blobs)
+		}
+	}
+}
+
+func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
+	one, opts, _ := fresh(t, nil)
+	two, _, _ := fresh(t, nil)
+	up(t, one)
+	up(t, two)
+	run, locals := steps(t)
+	state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2")})
+
+	opts.Getenv = env(map[string]string{"BUILDKIT_HOST_AMD64": one.Address(), "BUILDKIT_HOST_ARM64": two.Address(), "BUILDKIT_HOST": "unix:///not/needed"})
+	b := connected(t, opts)
+	if a := b.ForPlatform("linux/amd64").Address; a != one.Address() {
+		t.Errorf("amd64 is built by %s", a)
+	}
+	if a := b.ForPlatform("linux/arm64").Address; a != two.Address() || len(b.Nodes()) != 2 {
+		t.Errorf("arm64 is built by %s of %d", a, len(b.Nodes()))
+	}
+	// Both nodes at once, one display.
+	dir := t.TempDir()
+	store := opened(t, dir)
+	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", "", 2, state, locals), exportJob(t, store, "linux/arm64", "", 2, state, locals))
+	if err != nil {
+		t.Fatal(err)
+	}
+	amd64, m1 := manifest(t, dir, res[0])
+	arm64, m2 := manifest(t, dir, res[1])
+	if !slices.Equal(digests(m1.Layers), digests(m2.Layers)) {
+		t.Errorf("two daemons made different layers: %q, %q", digests(m1.Layers), digests(m2.Layers))
+	}
+	// And the whole family on the first one alone.
+	opts.Getenv = env(map[string]string{"BUILDKIT_HOST": one.Address()})
+	single := connected(t, opts)
+	if d, _ := variant(t, single, t.TempDir(), "linux/arm64", 2, state, locals); d.Digest != arm64.Digest {
+		t.Errorf("one node made arm64 %s, two nodes %s", d.Digest, arm64.Digest)
+	}
+	if d, _ := variant(t, single, t.TempDir(), "linux/amd64", 2, state, locals); d.Digest != amd64.Digest {
+		t.Errorf("one node made amd64 %s, two nodes %s", d.Digest, amd64.Digest)
+	}
+}
+
+func TestRemoteCaches(t *testing.T) {
+	reg := httptest.NewServer(registry.New(registry.Logger(stdlog.New(io.Discard, "", 0))))
+	defer reg.Close()
+	dir := t.TempDir()
+	for _, c := range []struct{ name, to, from string }{
+		{"local", "type=local,mode=max,dest=" + dir, "type=local,src=" + dir},
+		{"registry", "type=registry,mode=max,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main", "type=registry,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run, locals := steps(t)
+			state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2")})
+			_, opts, log := fresh(t, map[string]string{"CACHE_TO": c.to})
+			first, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
+			if strings.Contains(log.String(), "CACHED") {
+				t.Fatal("the first build was cached already")
+			}
+			_, opts, log = fresh(t, map[string]string{"CACHE_FROM": c.from})
+			second, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
+			if n := strings.Count(log.String(), "CACHED"); n < 2 {
+				t.Errorf("the second daemon took %d steps from the cache:\n%s", n, log)
+			}
+			if first.Digest != second.Digest {
+				t.Errorf("from the cache %s, without %s", second.Digest, first.Digest)
+			}
+		})
+	}
+}
+
+func TestUnusableHostIsAnError(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	for _, c := range []struct{ variable, addr string }{
+		{"BUILDKIT_HOST", "unix:///nonexistent/buildkitd.sock"},
+		{"BUILDKIT_HOST_ARM64", "unix:///nonexistent/buildkitd.sock"},
+		{"BUILDKIT_HOST", "docker-container://"},
+	} {
+		opts.Getenv = env(map[string]string{c.variable: c.addr})
+		_, err := Connect(t.Context(), opts)
+		if err == nil || !strings.Contains(err.Error(), c.variable+"="+c.addr) {
+			t.Errorf("%s=%s: %v", c.variable, c.addr, err)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	d, opts, _ := fresh(t, nil)
+	s, err := GetStatus(t.Context(), opts)
+	if err != nil || len(s.Nodes) != 0 || s.PID != 0 {
+		t.Fatalf("with no daemon: %+v, %v", s, err)
+	}
+	up(t, d)
+	run, locals := steps(t)
+	variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 1, layer(run, "one", "1"), locals)
+	s, err = GetStatus(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Nodes) != 1 || s.PID != d.PID() || s.CacheBytes == 0 || s.Nodes[0].Records == 0 || s.Nodes[0].Bytes == 0 || len(s.Nodes[0].Platforms) != 2 {
+		t.Errorf("status %+v", s)
+	}
+}

@@ -1,0 +1,103 @@
+package buildkit
+
+import (
+	"strings"
+	"testing"
+)
+
+// env is an environment with only what the test says, so that a builder of the
+// person who runs it is left alone.
+func env(kv map[string]string) func(string) string {
+	return func(k string) string {
+		switch v, ok := kv[k]; {
+		case ok:
+			return v
+		case k == "DOCKER_HOST":
+			return "unix:///nonexistent/docker.sock"
+		case k == "BUILDKIT_PROGRESS":
+			return "plain"
+		}
+		return ""
+	}
+}
+
+func TestParseBuildx(t *testing.T) {
+	const inspect = `Name:          wide
+Driver:        docker-container
+Last Activity: 2026-11-29 13:09:17 +0000 UTC
+
+Nodes:
+Name:     wide0
+Endpoint: unix:///var/run/docker.sock
+Status:   running
+`
+	if name, driver := parseBuildx([]byte(inspect)); name != "wide" || driver != "docker-container" {
+		t.Errorf("got %q, %q", name, driver)
+	}
+	if name, driver := parseBuildx([]byte("Nodes:\nName: x\n")); name != "" || driver != "" {
+		t.Errorf("no builder gave %q, %q", name, driver)
+	}
+}
+
+func TestCacheEntriesAreNarrowedToTheJob(t *testing.T) {
+	for _, c := range []struct{ entry, key, want string }{
+		{"type=registry,ref=registry.example/cache", "ref", "registry.example/cache:toolbox-arm64"},
+		{"type=registry,ref=registry.example/cache:main", "ref", "registry.example/cache:main-toolbox-arm64"},
+		{"registry.example/cache:main", "ref", "registry.example/cache:main-toolbox-arm64"},
+		{"type=local,src=/cache", "src", "/cache/toolbox-arm64"},
+		{"type=gha,url=https://cache.example,token=x", "scope", "buildkit-toolbox-arm64"},
+		{"type=gha,url=https://cache.example,token=x,scope=pr", "scope", "pr-toolbox-arm64"},
+		{"type=s3,region=r,bucket=b", "name", "buildkit-toolbox-arm64"},
+	} {
+		e, err := remoteCaches(env(map[string]string{"CACHE_FROM": " " + c.entry + "\n"}), "toolbox-arm64")
+		if err != nil || len(e.from) != 1 || e.from[0].Attrs[c.key] != c.want {
+			t.Errorf("%s: %+v, %v; want %s=%s", c.entry, e.from, err, c.key, c.want)
+		}
+	}
+	for _, bad := range []string{"ref=registry.example/cache", "type=registry,ref=Not A Ref", "type=registry,ref=registry.example/UPPER"} {
+		if _, err := remoteCaches(env(map[string]string{"CACHE_TO": bad}), "x"); err == nil || !strings.Contains(err.Error(), "CACHE_TO") && !strings.Contains(err.Error(), "cache reference") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestSocketPath(t *testing.T) {
+	long := "/" + strings.Repeat("folder/", 20)
+	for _, c := range []struct{ dir, runtime, prefix string }{
+		{"/home/u/.cache/loomcycle-images/buildkit/default", "/run/user/1", "/home/u/.cache/loomcycle-images/buildkit/default/"},
+		{long, "/run/user/1", "/run/user/1/loomcycle-"},
+	} {
+		got, err := socketPath(c.dir, env(map[string]string{"XDG_RUNTIME_DIR": c.runtime}))
+		if err != nil || !strings.HasPrefix(got, c.prefix) || len(got) > 100 {
+			t.Errorf("%s: %s, %v", c.dir, got, err)
+		}
+	}
+	if got, err := socketPath(long, env(map[string]string{"XDG_RUNTIME_DIR": long})); err == nil {
+		t.Errorf("no error for %s", got)
+	}
+}
+
+func TestCompression(t *testing.T) {
+	for in, want := range map[string]string{"": "gzip", "gzip": "gzip", "zstd": "zstd", "xz": ""} {
+		got, err := Compression(env(map[string]string{"COMPRESSION": in}))
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v", in, got, err)
+		}
+	}
+}
+
+func TestCacheDir(t *testing.T) {
+	for _, c := range []struct {
+		env  map[string]string
+		want string
+	}{
+		{map[string]string{"LOOMCYCLE_CACHE": "/c", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/c"},
+		{map[string]string{"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/loomcycle-images"},
+		{map[string]string{"HOME": "/h"}, "/h/.cache/loomcycle-images"},
+		{nil, ""},
+	} {
+		if got, _ := CacheDir(env(c.env)); got != c.want {
+			t.Errorf("%v: %q, want %q", c.env, got, c.want)
+		}
+	}
+}

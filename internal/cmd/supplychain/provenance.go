@@ -1,0 +1,89 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/provenance"
+	"github.com/loomcycle/loomcycle-images/internal/sbom"
+)
+
+func init() {
+	commands["provenance"] = command{"[-dist DIR] [-started TIME]: write the SLSA provenance of every variant to dist/provenance", runProvenance}
+}
+
+func runProvenance(_ context.Context, env environment, args []string) error {
+	flags := flag.NewFlagSet("provenance", flag.ContinueOnError)
+	open := buildFlags(flags)
+	started := flags.String("started", "", "when the build started, RFC 3339")
+	compiler := flags.String("compiler", runtime.GOARCH, "the architecture whose Go toolchain compiled the programs")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	b, err := open()
+	if err != nil {
+		return err
+	}
+	run := provenance.FromEnvironment(env.getenv, b.release.Source.Repository, "urn:uuid:"+uuid.NewString())
+	run.Finished = time.Now()
+	if *started != "" {
+		if run.Started, err = time.Parse(time.RFC3339, *started); err != nil {
+			return fmt.Errorf("-started is a time like 2006-01-02T15:04:05Z: %w", err)
+		}
+	}
+	return b.replace("provenance", func(at *build) error {
+		for _, image := range b.release.Images {
+			for _, v := range image.Platforms {
+				statement, err := b.provenance(image, v, *compiler, run)
+				if err != nil {
+					return err
+				}
+				if err := writeFile(at.file("provenance", image.Name, v.Platform, ".json"), statement); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintf(env.log, "provenance %s: %d platforms, SLSA build level %d\n", image.Name, len(image.Platforms), run.Level)
+		}
+		return nil
+	})
+}
+
+func (b *build) provenance(image dist.Image, v dist.Variant, compiler string, run provenance.Run) ([]byte, error) {
+	facts, err := b.facts(image.Name, v)
+	if err != nil {
+		return nil, err
+	}
+	in := provenance.Input{
+		Image: image.Name, Platform: v.Platform, Digest: v.Digest, Version: b.release.Version,
+		Repository: b.release.Source.Repository, Commit: b.release.Source.Commit, Loomcycle: b.release.Source.Loomcycle,
+		Epoch: b.release.Epoch, Compression: b.release.Compression,
+		Lock: b.lock, LockDigest: b.release.LockDigest, Compiler: compiler, Modules: programModules(facts), Run: run,
+	}
+	for _, l := range v.Layers {
+		in.Groups = append(in.Groups, l.Group)
+	}
+	return provenance.Statement(in)
+}
+
+// programModules are the modules that are linked into our own programs; those
+// in Debian's are sources of Debian's build, not of this one.
+func programModules(facts sbom.Facts) []provenance.Module {
+	var out []provenance.Module
+	for _, p := range facts.Packages {
+		if p.Type == "go-module" && p.WithinType == "go-module" && p.H1 != "" {
+			out = append(out, provenance.Module{Path: p.Name, Version: p.Version, H1: p.H1})
+		}
+	}
+	slices.SortFunc(out, func(a, b provenance.Module) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Version, b.Version))
+	})
+	return out
+}

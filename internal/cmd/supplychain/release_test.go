@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+)
+
+// TestReleaseByCommands walks the road of docs/RELEASING.md: sign, release,
+// verify, show, pin, mirror, roll back.
+func TestReleaseByCommands(t *testing.T) {
+	address, mirror := registrytest.Start(t, registrytest.Distribution)+"/team", registrytest.Start(t, registrytest.Referrers)
+	variables := map[string]string{"LOOMCYCLE_CACHE": t.TempDir(), "RELEASE_REGISTRY": address, "RELEASE_SMOKE": "grep -q toolbox@sha256: {refs}", "RELEASE_POLICY": "-"}
+	config := filepath.Join("..", "..", "..", "release.yaml")
+	supplychain := func(args ...string) (string, string, error) {
+		var out, log bytes.Buffer
+		err := run(t.Context(), environment{&out, &log, func(k string) string { return variables[k] }}, args)
+		return out.String(), log.String(), err
+	}
+	must := func(args ...string) string {
+		t.Helper()
+		out, log, err := supplychain(args...)
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, log)
+		}
+		return out
+	}
+	for _, v := range []string{"1.0.0", "1.0.1"} {
+		folder := filepath.Join(t.TempDir(), "dist")
+		if _, err := disttest.Small(v).Write(folder); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := supplychain("release", "-config", config, "-dist", folder); err == nil {
+			t.Fatal("an unsigned build was released")
+		}
+		must("sign", "-dist", folder)
+		if out := must("verify", folder); !strings.Contains(out, "linux/arm64: signature, SPDX SBOM, CycloneDX SBOM, provenance, good\n") || !strings.HasSuffix(out, "verified\n") {
+			t.Errorf("verify of the folder printed\n%s", out)
+		}
+		must("release", "-config", config, "-dist", folder)
+	}
+	if out := must("release-list", "-config", config); !strings.HasPrefix(out, "1.0.1") || !strings.Contains(strings.Split(out, "\n")[0], "1 1.0 latest") {
+		t.Errorf("release-list printed\n%s", out)
+	}
+	shown := must("release-show", "-config", config, "latest")
+	if !strings.Contains(shown, "linux/arm64") || !strings.Contains(shown, "SPDX SBOM") {
+		t.Errorf("release-show printed\n%s", shown)
+	}
+	if out := must("verify", "-config", config, address+"/toolbox:1.0"); !strings.HasSuffix(out, "verified\n") {
+		t.Errorf("verify printed\n%s", out)
+	}
+	folder := t.TempDir()
+	must("pins", "-config", config, "-out", folder, "1.0.0")
+	compose, err := os.ReadFile(filepath.Join(folder, "compose.pins.yaml"))
+	if err != nil || !strings.Contains(string(compose), address+"/toolbox:1.0.0@sha256:") {
+		t.Errorf("compose.pins.yaml: %v\n%s", err, compose)
+	}
+	if out := must("pins", "-config", config, "-update", folder, "latest"); !strings.Contains(out, "1.0.1@sha256:") {
+		t.Errorf("pins -update printed\n%s", out)
+	}
+	must("release-mirror", "-config", config, "1.0.1", mirror+"/airgap")
+	must("verify", "-config", config, mirror+"/airgap/loomcycle:v1.0.1")
+	must("release-rollback", "-config", config, "latest", "1.0.0")
+	if out := must("release-show", "-config", config, "latest"); !strings.Contains(out, "1.0.0") {
+		t.Errorf("after the rollback latest is\n%s", out)
+	}
+	// What a reader gets wrong, and what they are told.
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"verify", "-config", config, "toolbox"}, "neither a folder nor an image"},
+		{[]string{"verify", "-config", config, address + "/toolbox:9.9.9"}, "no tag 9.9.9"},
+		{[]string{"release-show", "-config", config, "9.9.9"}, "has no release 9.9.9"},
+		{[]string{"release-rollback", "-config", config, "stable", "1.0.0"}, "not a channel"},
+		{[]string{"release", "-config", config, "-dist", t.TempDir()}, "holds no build"},
+	} {
+		if _, _, err := supplychain(c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v gave %v, want %q", c.args, err, c.want)
+		}
+	}
+	variables["RELEASE_REGISTRY"] = ""
+	if _, _, err := supplychain("release-list", "-config", config); err == nil || !strings.Contains(err.Error(), "RELEASE_REGISTRY") {
+		t.Errorf("without a registry: %v", err)
+	}
+}

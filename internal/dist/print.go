@@ -1,0 +1,157 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+// Check reads the whole layout and compares every blob with its digest.
+func Check(folder string) error {
+	path, err := layout.FromPath(filepath.Join(folder, "oci"))
+	if err != nil {
+		return err
+	}
+	index, err := path.ImageIndex()
+	if err != nil {
+		return err
+	}
+	return validate.Index(index)
+}
+
+// Summary prints one line a variant.
+func Summary(w io.Writer, r *Release) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "IMAGE\tPLATFORM\tDIGEST\tSIZE\n")
+	for _, img := range r.Images {
+		fmt.Fprintf(t, "%s\tindex\t%s\t\n", img.Name, img.IndexDigest)
+		for _, v := range img.Platforms {
+			fmt.Fprintf(t, "\t%s\t%s\t%s\n", v.Platform, v.Digest, bytesString(v.Size))
+		}
+	}
+	return t.Flush()
+}
+
+// Inspect prints an image of a dist folder for a person.
+func Inspect(w io.Writer, folder, image string) error {
+	r, err := Read(folder)
+	if err != nil {
+		return err
+	}
+	img, err := r.Image(image)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%s %s\nindex %s\ncommit %s\n", img.Name, r.Version, img.IndexDigest, r.Source.Commit)
+	for _, v := range img.Platforms {
+		config, err := readConfig(folder, v)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "\n%s %s, %s compressed\n", v.Platform, v.Digest, bytesString(v.Size))
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(t, "  created\t%s\n  user\t%s\n  workdir\t%s\n  entrypoint\t%s\n  cmd\t%s\n", config.Created.UTC().Format("2006-01-02T15:04:05Z"),
+			config.Config.User, config.Config.WorkingDir, strings.Join(config.Config.Entrypoint, " "), strings.Join(config.Config.Cmd, " "))
+		for port := range config.Config.ExposedPorts {
+			fmt.Fprintf(t, "  port\t%s\n", port)
+		}
+		for _, kv := range config.Config.Env {
+			fmt.Fprintf(t, "  env\t%s\n", kv)
+		}
+		for _, l := range v.Layers {
+			fmt.Fprintf(t, "  layer %s\t%s\t%s\n", l.Group, bytesString(l.Size), l.Digest)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readConfig(folder string, v Variant) (*v1.ConfigFile, error) {
+	f, err := os.Open(filepath.Join(folder, "oci", "blobs", "sha256", v.Config.Encoded()))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return v1.ParseConfigFile(f)
+}
+
+// Load puts the variant for this machine into the first engine found, docker
+// or podman, and returns the reference by which the engine knows it.
+func Load(ctx context.Context, folder, image string) (ref, engine string, err error) {
+	r, err := Read(folder)
+	if err != nil {
+		return "", "", err
+	}
+	img, err := r.Image(image)
+	if err != nil {
+		return "", "", err
+	}
+	v, err := img.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		return "", "", err
+	}
+	engine, err = findEngine(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	content, err := Content(folder, img, v)
+	if err != nil {
+		return "", "", err
+	}
+	tag, err := name.NewTag("localhost/" + image + ":" + tagOf(r.Version))
+	if err != nil {
+		return "", "", err
+	}
+	cmd := exec.CommandContext(ctx, engine, "load", "-q")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return "", "", err
+	}
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return "", "", err
+	}
+	err = errors.Join(tarball.Write(tag, content, in), in.Close(), cmd.Wait())
+	if err != nil {
+		return "", "", fmt.Errorf("%s load: %w\n%s", engine, err, out.String())
+	}
+	return tag.String(), engine, nil
+}
+
+// tagOf makes a tag of a version: build metadata's + is not allowed in one.
+func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }
+
+func findEngine(ctx context.Context) (string, error) {
+	for _, engine := range []string{"docker", "podman"} {
+		if exec.CommandContext(ctx, engine, "info").Run() == nil {
+			return engine, nil
+		}
+	}
+	return "", errors.New("no container engine answers here: install podman (apt-get install podman) or start docker")
+}
+
+func bytesString(n int64) string {
+	switch {
+	case n >= 1e6:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	case n >= 1e3:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%d B", n)
+}

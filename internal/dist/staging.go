@@ -1,0 +1,276 @@
+package dist
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// Staging is a dist folder in the making. It becomes the dist folder in one
+// rename when Publish is called, or leaves no trace.
+type Staging struct {
+	final, dir string
+}
+
+// Stage starts a dist folder beside the final one, with links to the blobs
+// that the final one has: what did not change is not exported again.
+func Stage(final string) (*Staging, error) {
+	dir, err := os.MkdirTemp(filepath.Dir(final), "."+filepath.Base(final)+"-*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	s := &Staging{final: final, dir: dir}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, errors.Join(err, s.Discard())
+	}
+	blobs := s.blob("")
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		return nil, errors.Join(err, s.Discard())
+	}
+	old := filepath.Join(final, "oci", "blobs", "sha256")
+	entries, err := os.ReadDir(old)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.Join(err, s.Discard())
+	}
+	for _, e := range entries {
+		if err := os.Link(filepath.Join(old, e.Name()), filepath.Join(blobs, e.Name())); err != nil {
+			return nil, errors.Join(err, s.Discard())
+		}
+	}
+	return s, nil
+}
+
+// Folder is where the content of dist is put until Publish.
+func (s *Staging) Folder() string { return s.dir }
+
+// Layout is the folder of the OCI layout.
+func (s *Staging) Layout() string { return filepath.Join(s.dir, "oci") }
+
+func (s *Staging) blob(hex string) string { return filepath.Join(s.dir, "oci", "blobs", "sha256", hex) }
+
+// Discard removes the staging folder; after Publish it does nothing.
+func (s *Staging) Discard() error { return os.RemoveAll(s.dir) }
+
+// Built is one variant as BuildKit exported it into the layout.
+type Built struct {
+	Image    string
+	Platform ocispec.Platform
+	Manifest digest.Digest // of BuildKit's export
+	Groups   []string      // names of the layers, the lowest first
+	Config   ocispec.Image // without rootfs and history
+	// Annotations are those of the manifest and of the index.
+	Annotations map[string]string
+}
+
+// Add writes the variant's own manifest and configuration over the layers
+// that BuildKit exported, so that a digest depends on the layers and on our
+// data and on no version of BuildKit's exporter.
+func (s *Staging) Add(b Built) (Variant, ocispec.Descriptor, error) {
+	fail := func(err error) (Variant, ocispec.Descriptor, error) {
+		return Variant{}, ocispec.Descriptor{}, fmt.Errorf("%s for %s: %w", b.Image, platformString(b.Platform), err)
+	}
+	var exported ocispec.Manifest
+	if err := s.readJSON(b.Manifest, &exported); err != nil {
+		return fail(err)
+	}
+	var config ocispec.Image
+	if err := s.readJSON(exported.Config.Digest, &config); err != nil {
+		return fail(err)
+	}
+	if len(exported.Layers) != len(b.Groups) || len(config.RootFS.DiffIDs) != len(b.Groups) {
+		return fail(fmt.Errorf("%d groups became %d layers (%d diff ids)", len(b.Groups), len(exported.Layers), len(config.RootFS.DiffIDs)))
+	}
+	v := Variant{Platform: platformString(b.Platform)}
+	image := b.Config
+	image.RootFS = config.RootFS
+	manifest := ocispec.Manifest{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   ocispec.MediaTypeImageManifest,
+		Annotations: b.Annotations,
+	}
+	for i, l := range exported.Layers {
+		image.History = append(image.History, ocispec.History{
+			Created:   image.Created,
+			CreatedBy: "layer " + b.Groups[i],
+		})
+		manifest.Layers = append(manifest.Layers, ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: l.Size})
+		v.Layers = append(v.Layers, Layer{Group: b.Groups[i], Digest: l.Digest, DiffID: config.RootFS.DiffIDs[i], Size: l.Size})
+		v.Size += l.Size
+	}
+	var err error
+	if manifest.Config, err = s.writeJSON(ocispec.MediaTypeImageConfig, image); err != nil {
+		return fail(err)
+	}
+	desc, err := s.writeJSON(ocispec.MediaTypeImageManifest, manifest)
+	if err != nil {
+		return fail(err)
+	}
+	p := b.Platform
+	desc.Platform = &p
+	v.Digest, v.Config = desc.Digest, manifest.Config.Digest
+	return v, desc, nil
+}
+
+// Index writes an image's index over its variants.
+func (s *Staging) Index(annotations map[string]string, variants []ocispec.Descriptor) (ocispec.Descriptor, error) {
+	return s.writeJSON(ocispec.MediaTypeImageIndex, ocispec.Index{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   ocispec.MediaTypeImageIndex,
+		Manifests:   variants,
+		Annotations: annotations,
+	})
+}
+
+// Keep carries over the images of the old dist that this build did not make,
+// when they were built from the very same sources.
+func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error {
+	old, err := Read(s.final)
+	if err != nil {
+		return nil // there is no old dist, or none that can be read
+	}
+	if strings.HasSuffix(r.Source.Commit, "-dirty") || old.Source != r.Source || old.Version != r.Version ||
+		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression {
+		return nil
+	}
+	for _, img := range old.Images {
+		if _, err := r.Image(img.Name); err == nil {
+			continue
+		}
+		info, err := os.Stat(s.blob(img.IndexDigest.Encoded()))
+		if err != nil {
+			return err
+		}
+		r.Images = append(r.Images, img)
+		indexes[img.Name] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: img.IndexDigest, Size: info.Size()}
+	}
+	return nil
+}
+
+// Publish writes the layout's index.json and release.json, drops the blobs
+// that nothing refers to, and puts the folder in the place of the old one in
+// one step.
+func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) error {
+	top := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	for _, img := range r.Images {
+		d := indexes[img.Name]
+		d.Annotations = map[string]string{ocispec.AnnotationRefName: img.Name}
+		top.Manifests = append(top.Manifests, d)
+	}
+	if err := writeFile(filepath.Join(s.Layout(), "index.json"), top); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(s.Layout(), ocispec.ImageLayoutFile), ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}); err != nil {
+		return err
+	}
+	if err := s.prune(top); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := Validate(text); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return exchange(s.dir, s.final)
+}
+
+// exchange puts a folder in the place of another in one step; what was there
+// is removed afterwards.
+func exchange(dir, final string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, final, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.ENOENT) {
+		return os.Rename(dir, final)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot put the build in the place of %s: %w", final, err)
+	}
+	return os.RemoveAll(dir)
+}
+
+// prune removes the blobs that top does not reach.
+func (s *Staging) prune(top ocispec.Index) error {
+	live := map[string]bool{}
+	for _, index := range top.Manifests {
+		live[index.Digest.Encoded()] = true
+		var idx ocispec.Index
+		if err := s.readJSON(index.Digest, &idx); err != nil {
+			return err
+		}
+		for _, m := range idx.Manifests {
+			live[m.Digest.Encoded()] = true
+			var manifest ocispec.Manifest
+			if err := s.readJSON(m.Digest, &manifest); err != nil {
+				return err
+			}
+			for _, d := range append(slices.Clone(manifest.Layers), manifest.Config) {
+				live[d.Digest.Encoded()] = true
+			}
+		}
+	}
+	entries, err := os.ReadDir(s.blob(""))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if live[e.Name()] {
+			delete(live, e.Name())
+		} else if err := os.Remove(s.blob(e.Name())); err != nil {
+			return err
+		}
+	}
+	for hex := range live {
+		return fmt.Errorf("the layout lacks the blob sha256:%s", hex)
+	}
+	// The exporter's scratch folders.
+	return errors.Join(os.RemoveAll(filepath.Join(s.Layout(), "ingest")), os.RemoveAll(filepath.Join(s.Layout(), "index.json.lock")))
+}
+
+func (s *Staging) readJSON(d digest.Digest, into any) error {
+	b, err := os.ReadFile(s.blob(d.Encoded()))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, into)
+}
+
+func (s *Staging) writeJSON(mediaType string, v any) (ocispec.Descriptor, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	d := digest.FromBytes(b)
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(b))}
+	name := s.blob(d.Encoded())
+	if _, err := os.Lstat(name); err == nil {
+		return desc, nil // perhaps a link into the old dist: never written to
+	}
+	return desc, os.WriteFile(name, b, 0o644)
+}
+
+func writeFile(name string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, append(b, '\n'), 0o644)
+}
+
+func platformString(p ocispec.Platform) string { return p.OS + "/" + p.Architecture }
+
+// Time is an epoch as the OCI specification writes it: RFC 3339, UTC.
+func Time(epoch int64) time.Time { return time.Unix(epoch, 0).UTC() }

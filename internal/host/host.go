@@ -1,0 +1,75 @@
+// Package host gets the programs that the pipeline needs from the machine:
+// installed with apt where it may be, named in one sentence where not.
+package host
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// packages says which Debian package holds a program.
+var packages = map[string]string{
+	"docker-registry":     "docker-registry",
+	"git":                 "git",
+	"mmdebstrap":          "mmdebstrap",
+	"newuidmap":           "uidmap",
+	"podman":              "podman",
+	"qemu-aarch64-static": "qemu-user-static",
+	"qemu-x86_64-static":  "qemu-user-static",
+	"rootlesskit":         "rootlesskit",
+	"runc":                "runc",
+	"runsc":               "runsc",
+	"skopeo":              "skopeo",
+	"slirp4netns":         "slirp4netns",
+}
+
+// Tests are the programs that the project's tests run beside the engines'
+// libraries.
+var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns"}
+
+// Need makes the programs available: those that are missing are installed
+// with apt when this process is root on Debian, saying so on w; otherwise the
+// error says what to install.
+func Need(ctx context.Context, w io.Writer, programs ...string) error {
+	missing := map[string]bool{}
+	for _, p := range programs {
+		pkg := packages[p]
+		if pkg == "" {
+			return fmt.Errorf("host: no Debian package is known for %q", p)
+		}
+		if _, err := exec.LookPath(p); err != nil {
+			missing[pkg] = true
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(missing))
+	list := strings.Join(names, " ")
+	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
+		return fmt.Errorf("missing on this machine: %s; install with: apt-get install %s", list, list)
+	}
+	fmt.Fprintf(w, "installing Debian packages: %s\n", list)
+	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, names...)
+	if out, err := apt(ctx, install...); err == nil {
+		return nil
+	} else if _, uerr := apt(ctx, "update", "-q"); uerr != nil {
+		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(install, " "), err, out)
+	}
+	if out, err := apt(ctx, install...); err != nil {
+		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(install, " "), err, out)
+	}
+	return nil
+}
+
+func apt(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	return cmd.CombinedOutput()
+}

@@ -1,0 +1,270 @@
+// Package pins writes a release's images as references that operators commit:
+// by version for people and update bots, and by digest for machines.
+package pins
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Pin is an image of a release in a registry.
+type Pin struct {
+	Image      string // name in the family
+	Repository string // HOST/PATH, without tag
+	Version    string
+	Digest     string // of the index, so that it fits every platform
+}
+
+func (p Pin) tag() string       { return p.Version + "@" + p.Digest }
+func (p Pin) reference() string { return p.Repository + ":" + p.tag() }
+
+// Files are the four forms, by file name.
+func Files(pins []Pin) (map[string][]byte, error) {
+	type object = map[string]any
+	services, values, images := object{}, object{}, []object{}
+	var text bytes.Buffer
+	for _, p := range pins {
+		services[p.Image] = object{"image": p.reference()}
+		images = append(images, object{"name": p.Image, "newName": p.Repository, "newTag": p.tag()})
+		values[camel(p.Image)] = object{"image": object{"repository": p.Repository, "tag": p.tag()}}
+		fmt.Fprintf(&text, "%s %s\n", p.Image, p.reference())
+	}
+	out := map[string][]byte{"pins.txt": text.Bytes()}
+	for name, v := range map[string]struct {
+		comment string
+		value   any
+	}{
+		"compose.pins.yaml":  {"A Compose override: docker compose -f compose.yaml -f compose.pins.yaml up", object{"services": services}},
+		"kustomization.yaml": {"A Kustomize component of image pins.", object{"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "images": images}},
+		"values.pins.yaml":   {"Helm values: helm upgrade -f values.pins.yaml ...", values},
+	} {
+		var b bytes.Buffer
+		fmt.Fprintf(&b, "# %s\n", v.comment)
+		e := yaml.NewEncoder(&b)
+		e.SetIndent(2)
+		if err := errors.Join(e.Encode(v.value), e.Close()); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out[name] = b.Bytes()
+	}
+	return out, nil
+}
+
+// camel makes an image's name a Helm value's: loomcycle-builder, loomcycleBuilder.
+func camel(name string) string {
+	parts := strings.Split(name, "-")
+	for i, p := range parts[1:] {
+		parts[i+1] = strings.ToUpper(p[:1]) + p[1:]
+	}
+	return strings.Join(parts, "")
+}
+
+// Change is a value that Update replaced.
+type Change struct {
+	File     string
+	Line     int
+	From, To string
+}
+
+// Update pins every reference to the images in the YAML and text files below a
+// folder, in place: only the values change, each on its line, so comments,
+// order and style stay. A reference is known by the last part of its
+// repository; its registry stays, because a mirror has the same digests.
+func Update(folder string, pins []Pin) ([]Change, error) {
+	var all []Change
+	err := filepath.WalkDir(folder, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && file != folder {
+			return filepath.SkipDir
+		}
+		var edit func([]byte, []Pin) ([]byte, []Change, error)
+		switch filepath.Ext(file) {
+		case ".yaml", ".yml":
+			edit = updateYAML
+		case ".txt", ".env":
+			edit = updateText
+		}
+		if !d.Type().IsRegular() || edit == nil {
+			return nil
+		}
+		old, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		text, changes, err := edit(old, pins)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if len(changes) == 0 {
+			return nil
+		}
+		for _, c := range changes {
+			c.File = file
+			all = append(all, c)
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		tmp := file + ".tmp"
+		if err := os.WriteFile(tmp, text, info.Mode().Perm()); err != nil {
+			return err
+		}
+		return os.Rename(tmp, file)
+	})
+	return all, err
+}
+
+// find tells whose image a repository is.
+func find(repository string, pins []Pin) (Pin, bool) {
+	for _, p := range pins {
+		if path.Base(repository) == path.Base(p.Repository) {
+			return p, true
+		}
+	}
+	return Pin{}, false
+}
+
+var reference = regexp.MustCompile(`^((?:[a-zA-Z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+?)(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?$`)
+
+// pinned is a reference with the release's tag and digest.
+func pinned(ref string, pins []Pin) (string, bool) {
+	m := reference.FindStringSubmatch(ref)
+	if m == nil || m[2]+m[3] == "" && !strings.Contains(m[1], "/") {
+		return "", false // a bare word may be a service's name
+	}
+	p, ok := find(m[1], pins)
+	return m[1] + ":" + p.tag(), ok
+}
+
+func updateText(old []byte, pins []Pin) ([]byte, []Change, error) {
+	lines := strings.SplitAfter(string(old), "\n")
+	var changes []Change
+	for i, l := range lines {
+		if strings.HasPrefix(strings.TrimSpace(l), "#") {
+			continue
+		}
+		for _, word := range strings.FieldsFunc(l, func(r rune) bool { return strings.ContainsRune(" \t\r\n='\"", r) }) {
+			if to, ok := pinned(word, pins); ok && to != word {
+				lines[i] = strings.Replace(lines[i], word, to, 1)
+				changes = append(changes, Change{"", i + 1, word, to})
+			}
+		}
+	}
+	return []byte(strings.Join(lines, "")), changes, nil
+}
+
+func updateYAML(old []byte, pins []Pin) ([]byte, []Change, error) {
+	var edits []edit
+	d := yaml.NewDecoder(bytes.NewReader(old))
+	for {
+		var doc yaml.Node
+		if err := d.Decode(&doc); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("it is not YAML (a template is not updated): %w", err)
+		}
+		walk(&doc, pins, &edits)
+	}
+	return apply(old, edits)
+}
+
+// edit gives a scalar another value.
+type edit struct {
+	node *yaml.Node
+	to   string
+}
+
+func walk(n *yaml.Node, pins []Pin, edits *[]edit) {
+	if n.Kind == yaml.MappingNode {
+		fields := map[string]*yaml.Node{}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i+1].Kind == yaml.ScalarNode && n.Content[i+1].Tag != "!!null" {
+				fields[n.Content[i].Value] = n.Content[i+1]
+			}
+		}
+		set := func(field, to string) {
+			if f := fields[field]; f != nil && f.Value != to {
+				*edits = append(*edits, edit{f, to})
+			}
+		}
+		// A workload's or a service's image.
+		if f := fields["image"]; f != nil {
+			if to, ok := pinned(f.Value, pins); ok {
+				set("image", to)
+			}
+		}
+		// Kustomize: {name, newName, newTag, digest}. Helm: {repository, tag, digest}.
+		for _, form := range [][3]string{{"newName", "newTag", "digest"}, {"name", "newTag", "digest"}, {"repository", "tag", "digest"}} {
+			f := fields[form[0]]
+			if f == nil || fields[form[1]] == nil && fields[form[2]] == nil {
+				continue
+			}
+			p, ok := find(f.Value, pins)
+			if !ok {
+				continue
+			}
+			if fields[form[2]] == nil {
+				set(form[1], p.tag())
+			} else {
+				set(form[1], p.Version)
+				set(form[2], p.Digest)
+			}
+			break
+		}
+	}
+	for _, c := range n.Content {
+		walk(c, pins, edits)
+	}
+}
+
+// apply writes the new values over the old ones, the last first, so that the
+// earlier positions stay right.
+func apply(old []byte, edits []edit) ([]byte, []Change, error) {
+	slices.SortFunc(edits, func(a, b edit) int {
+		if a.node.Line != b.node.Line {
+			return b.node.Line - a.node.Line
+		}
+		return b.node.Column - a.node.Column
+	})
+	lines := bytes.SplitAfter(old, []byte("\n"))
+	var changes []Change
+	for _, e := range edits {
+		line := lines[e.node.Line-1]
+		at := e.node.Column - 1 // yaml counts runes; what stands before a value is nearly always ASCII
+		if runes := []rune(string(line)); len(runes) >= at {
+			at = len(string(runes[:at]))
+		}
+		quote := ""
+		switch e.node.Style & (yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle) {
+		case yaml.SingleQuotedStyle:
+			quote = "'"
+		case yaml.DoubleQuotedStyle:
+			quote = `"`
+		}
+		raw := quote + e.node.Value + quote
+		// An anchor or a tag stands between the node's place and its text.
+		skip := bytes.Index(line[at:], []byte(raw))
+		if skip < 0 {
+			return nil, nil, fmt.Errorf("line %d: the value %q is written in a way that can't be replaced in place; write it on one line", e.node.Line, e.node.Value)
+		}
+		at += skip
+		lines[e.node.Line-1] = slices.Concat(line[:at], []byte(quote+e.to+quote), line[at+len(raw):])
+		changes = append(changes, Change{"", e.node.Line, e.node.Value, e.to})
+	}
+	slices.Reverse(changes)
+	return bytes.Join(lines, nil), changes, nil
+}

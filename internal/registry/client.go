@@ -1,0 +1,258 @@
+// Package registry writes to container registries that fail: it tries again
+// with backoff, resumes a cut upload where the registry can, mounts what another
+// repository already has, sends nothing twice, and calls a tag free only when
+// the registry itself says so.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path"
+	"strings"
+	"sync/atomic"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// Options are what a client needs from outside; the zero value is usable.
+type Options struct {
+	Transport   http.RoundTripper // nil means go-containerregistry's default
+	Keychain    authn.Keychain    // nil means the docker configuration and its helpers
+	Backoff     Backoff
+	Concurrency int  // blobs at once; 0 means 4
+	ReadOnly    bool // ask for pull scopes only
+	PlainHTTP   bool // no TLS; loopback never needs this
+	Log         func(format string, args ...any)
+}
+
+// Client is one registry, with the credentials for a fixed set of repositories.
+type Client struct {
+	registry name.Registry
+	prefix   string
+	options  Options
+	auth     http.RoundTripper
+	// uploads is used for blobs: it follows redirects as a browser would.
+	http http.Client
+	Stats
+	blobs blobs
+}
+
+// Stats counts what was done for blobs since the client was opened.
+type Stats struct {
+	Sent    atomic.Int64 // bytes put on the wire, also those sent again
+	Pushed  atomic.Int64 // blobs
+	Mounted atomic.Int64 // blobs
+	Skipped atomic.Int64 // blobs that were there
+	Resumed atomic.Int64 // uploads that went on where they were cut
+}
+
+// Open connects to a registry given as HOST[:PORT][/PREFIX] and authenticates
+// for the repositories, which are relative to the prefix. It fails when the
+// registry does not answer or refuses the credentials.
+func Open(ctx context.Context, address string, repositories []string, o Options) (*Client, error) {
+	host, prefix, _ := strings.Cut(strings.TrimSuffix(address, "/"), "/")
+	opts := []name.Option{name.StrictValidation}
+	if o.PlainHTTP {
+		opts = append(opts, name.Insecure)
+	}
+	reg, err := name.NewRegistry(host, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not a registry; write HOST[:PORT][/PREFIX]: %w", address, err)
+	}
+	if o.Transport == nil {
+		o.Transport = remote.DefaultTransport
+	}
+	if o.Keychain == nil {
+		o.Keychain = authn.DefaultKeychain
+	}
+	if o.Concurrency == 0 {
+		o.Concurrency = 4
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	o.Backoff = o.Backoff.withDefaults()
+	c := &Client{registry: reg, prefix: prefix, options: o}
+	var credentials authn.Authenticator
+	if credentials, err = authn.Resolve(ctx, o.Keychain, reg); err != nil {
+		return nil, fmt.Errorf("find the credentials of %s: %w", host, err)
+	}
+	var scopes []string
+	for _, r := range repositories {
+		repo, err := c.Repository(r)
+		if err != nil {
+			return nil, err
+		}
+		scope := transport.PushScope
+		if o.ReadOnly {
+			scope = transport.PullScope
+		}
+		scopes = append(scopes, repo.Scope(scope))
+	}
+	c.auth, err = transport.NewWithContext(ctx, reg, credentials, &retrier{o.Transport, o.Backoff, o.Log}, scopes)
+	if err != nil {
+		return nil, fmt.Errorf("log in to registry %s: %w", host, err)
+	}
+	c.http.Transport = c.auth
+	return c, nil
+}
+
+// Address is the registry with its prefix, as it was opened.
+func (c *Client) Address() string { return path.Join(c.registry.RegistryStr(), c.prefix) }
+
+// Repository is a repository of the registry, under its prefix.
+func (c *Client) Repository(repository string) (name.Repository, error) {
+	full := path.Join(c.prefix, repository)
+	// name.Repository parses its own text; a registry that was made insecure stays so.
+	r, err := name.NewRepository(c.registry.RegistryStr()+"/"+full, name.StrictValidation)
+	if err != nil {
+		return name.Repository{}, fmt.Errorf("%q is not a repository name: %w", full, err)
+	}
+	r.Registry = c.registry
+	return r, nil
+}
+
+// Remote are the options for go-containerregistry's functions to share the
+// client's login and retries.
+func (c *Client) Remote(ctx context.Context) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(c.auth)}
+}
+
+// Digest reads what a tag points to. Absent is true only when the registry
+// says that it has no such manifest or repository: a proxy's 404, a refused
+// login, a timeout and a 5xx are errors.
+func (c *Client) Digest(ctx context.Context, repository, tag string) (digest v1.Hash, absent bool, err error) {
+	repo, err := c.Repository(repository)
+	if err != nil {
+		return v1.Hash{}, false, err
+	}
+	d, err := remote.Get(repo.Tag(tag), c.Remote(ctx)...)
+	if Absent(err) {
+		return v1.Hash{}, true, nil
+	}
+	if err != nil {
+		return v1.Hash{}, false, fmt.Errorf("ask whether tag %s is taken: %w", repo.Tag(tag), err)
+	}
+	return d.Digest, false, nil
+}
+
+// Absent tells whether an error is a registry's own statement that there is no
+// such manifest or repository (OCI distribution-spec 1.1, "Error Codes").
+func Absent(err error) bool {
+	var e *transport.Error
+	if !errors.As(err, &e) || e.StatusCode != http.StatusNotFound || len(e.Errors) == 0 {
+		return false
+	}
+	for _, d := range e.Errors {
+		switch d.Code {
+		case transport.ManifestUnknownErrorCode, transport.NameUnknownErrorCode, "NOT_FOUND":
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Tags lists a repository's tags; one that does not exist has none.
+func (c *Client) Tags(ctx context.Context, repository string) ([]string, error) {
+	repo, err := c.Repository(repository)
+	if err != nil {
+		return nil, err
+	}
+	tags, err := remote.List(repo, c.Remote(ctx)...)
+	if err != nil && !Absent(err) {
+		return nil, fmt.Errorf("list the tags of %s: %w", repo, err)
+	}
+	return tags, nil
+}
+
+// Manifest is a manifest as bytes; it satisfies remote.Taggable.
+type Manifest struct {
+	Raw  []byte
+	Type types.MediaType
+}
+
+// RawManifest implements remote.Taggable.
+func (m Manifest) RawManifest() ([]byte, error) { return m.Raw, nil }
+
+// MediaType implements remote.Taggable.
+func (m Manifest) MediaType() (types.MediaType, error) { return m.Type, nil }
+
+// Fetch reads a manifest by tag or digest (sha256:...).
+func (c *Client) Fetch(ctx context.Context, repository, ref string) (Manifest, v1.Hash, error) {
+	r, err := c.reference(repository, ref)
+	if err != nil {
+		return Manifest{}, v1.Hash{}, err
+	}
+	d, err := remote.Get(r, c.Remote(ctx)...)
+	if err != nil {
+		return Manifest{}, v1.Hash{}, fmt.Errorf("read manifest %s: %w", r, err)
+	}
+	return Manifest{d.Manifest, d.MediaType}, d.Digest, nil
+}
+
+func (c *Client) reference(repository, ref string) (name.Reference, error) {
+	repo, err := c.Repository(repository)
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(ref, ":") {
+		return repo.Digest(ref), nil
+	}
+	return repo.Tag(ref), nil
+}
+
+// PutManifest writes a manifest under a tag or digest. For one with a subject
+// on a registry without the referrers API the fallback tag is kept up too, so
+// manifests of one subject must not be put at once.
+func (c *Client) PutManifest(ctx context.Context, repository, ref string, m Manifest) error {
+	r, err := c.reference(repository, ref)
+	if err != nil {
+		return err
+	}
+	if err := remote.Put(r, m, c.Remote(ctx)...); err != nil {
+		return fmt.Errorf("write manifest %s: %w", r, err)
+	}
+	return nil
+}
+
+// HasManifest asks for a manifest by digest. An answer other than yes or a 404 is an error.
+func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) (bool, error) {
+	repo, err := c.Repository(repository)
+	if err != nil {
+		return false, err
+	}
+	_, err = remote.Head(repo.Digest(h.String()), c.Remote(ctx)...)
+	var e *transport.Error
+	if errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for manifest %s: %w", repo.Digest(h.String()), err)
+	}
+	return true, nil
+}
+
+// Referrers lists the manifests whose subject is the digest.
+func (c *Client) Referrers(ctx context.Context, repository string, h v1.Hash) ([]v1.Descriptor, error) {
+	repo, err := c.Repository(repository)
+	if err != nil {
+		return nil, err
+	}
+	idx, err := remote.Referrers(repo.Digest(h.String()), c.Remote(ctx)...)
+	if err != nil {
+		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
+	}
+	m, err := idx.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
+	}
+	return m.Manifests, nil
+}

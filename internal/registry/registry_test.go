@@ -1,0 +1,317 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/registry"
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+)
+
+func content(size int) []byte {
+	b := make([]byte, size)
+	_, _ = io.ReadFull(rand.NewChaCha8([32]byte{1}), b)
+	return b
+}
+
+// open connects with a backoff that notes its pauses instead of waiting.
+func open(t *testing.T, address string, repositories ...string) (*registry.Client, func() []time.Duration) {
+	t.Helper()
+	var mu sync.Mutex
+	var pauses []time.Duration
+	c, err := registry.Open(t.Context(), address, repositories, registry.Options{
+		Backoff: registry.Backoff{Sleep: func(ctx context.Context, d time.Duration) error {
+			mu.Lock()
+			defer mu.Unlock()
+			pauses = append(pauses, d)
+			return ctx.Err()
+		}},
+		Log: t.Logf,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, func() []time.Duration { mu.Lock(); defer mu.Unlock(); return pauses }
+}
+
+var kinds = []registrytest.Kind{registrytest.Distribution, registrytest.Referrers}
+
+func TestPushBlobThroughFaults(t *testing.T) {
+	const size = 3 << 20
+	data := content(size)
+	first := func(method, path string, f func(*http.Request) *http.Response) func() registrytest.Fault {
+		return func() registrytest.Fault {
+			var done atomic.Bool
+			return func(r *http.Request) *http.Response {
+				if r.Method == method && strings.Contains(r.URL.Path, path) && done.CompareAndSwap(false, true) {
+					return f(r)
+				}
+				return nil
+			}
+		}
+	}
+	cut := func(r *http.Request) *http.Response {
+		r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, size/2), broken{}))
+		return nil
+	}
+	for _, c := range []struct {
+		name  string
+		fault func() registrytest.Fault
+		pause time.Duration // the least that must have been waited
+	}{
+		{"nothing", func() registrytest.Fault { return func(*http.Request) *http.Response { return nil } }, 0},
+		{"429 asks for 7 s", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response {
+			return registrytest.Answer(429, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, "Retry-After", "7")
+		}), 7 * time.Second},
+		{"503 on the existence check", first("HEAD", "/blobs/", func(*http.Request) *http.Response { return registrytest.Answer(503, "") }), time.Millisecond},
+		{"500 in the middle of the data", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
+			_, _ = io.CopyN(io.Discard, r.Body, size/3)
+			return registrytest.Answer(500, "oops")
+		}), time.Millisecond},
+		{"cut in the middle of the data", first("PATCH", "/blobs/uploads/", cut), time.Millisecond},
+		{"a slow link", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
+			r.Body = slow{r.Body}
+			return nil
+		}), 0},
+		{"500 when closing", first("PUT", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(500, "oops") }), time.Millisecond},
+	} {
+		for _, k := range kinds {
+			t.Run(c.name+"/"+string(k), func(t *testing.T) {
+				address := registrytest.Proxy(t, registrytest.Start(t, k), c.fault())
+				client, pauses := open(t, address, "a")
+				b := registry.Bytes(data)
+				if err := client.PushBlob(t.Context(), "a", b); err != nil {
+					t.Fatal(err)
+				}
+				got, err := client.ReadBlob(t.Context(), "a", b.Digest)
+				if err != nil || !bytes.Equal(got, data) {
+					t.Fatalf("the registry has %d bytes, %v", len(got), err)
+				}
+				longest := time.Duration(0)
+				for _, p := range pauses() {
+					longest = max(longest, p)
+				}
+				if longest < c.pause {
+					t.Errorf("waited %v at most, want at least %v", longest, c.pause)
+				}
+				sent := client.Sent.Load()
+				if err := client.PushBlob(t.Context(), "a", b); err != nil || client.Sent.Load() != sent {
+					t.Errorf("a blob that is there was sent again (%d bytes, %v)", client.Sent.Load()-sent, err)
+				}
+			})
+		}
+	}
+}
+
+// slow lets 64 kB through every 5 ms, about 12 MB/s.
+type slow struct{ io.ReadCloser }
+
+func (s slow) Read(p []byte) (int, error) {
+	time.Sleep(5 * time.Millisecond)
+	return s.ReadCloser.Read(p[:min(len(p), 64<<10)])
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errors.New("the link broke") }
+
+func TestUploadResumes(t *testing.T) {
+	// A registry that keeps what arrived, as the specification has it; the
+	// session's state is a few lines here because neither server on hand
+	// keeps the first half of a cut request.
+	const size = 4 << 20
+	data := content(size)
+	b := registry.Bytes(data)
+	var mu sync.Mutex
+	var got bytes.Buffer
+	var cuts int
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v2/", func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case r.URL.Path == "/v2/":
+		case r.Method == http.MethodHead:
+			w.WriteHeader(http.StatusNotFound)
+		case r.Method == http.MethodPost:
+			w.Header().Set("Location", "/v2/a/blobs/uploads/1")
+			w.WriteHeader(http.StatusAccepted)
+		case r.Method == http.MethodGet:
+			w.Header().Set("Location", "/v2/a/blobs/uploads/1")
+			w.Header().Set("Range", "0-"+itoa(got.Len()-1))
+			w.WriteHeader(http.StatusNoContent)
+		case r.Method == http.MethodPatch:
+			if from := r.Header.Get("Content-Range"); from != "" && !strings.HasPrefix(from, itoa(got.Len())+"-") {
+				w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+				return
+			}
+			if cuts++; cuts <= 3 {
+				_, _ = io.CopyN(&got, r.Body, size/5)
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = io.Copy(&got, r.Body)
+			w.Header().Set("Location", "/v2/a/blobs/uploads/1")
+			w.WriteHeader(http.StatusAccepted)
+		case r.Method == http.MethodPut:
+			w.WriteHeader(http.StatusCreated)
+		}
+	})
+	server := newServer(t, mux)
+	client, _ := open(t, server, "a")
+	if err := client.PushBlob(t.Context(), "a", b); err != nil {
+		t.Fatal(err)
+	}
+	if h, _, _ := v1.SHA256(bytes.NewReader(got.Bytes())); h != b.Digest {
+		t.Fatalf("%d bytes arrived, %s", got.Len(), h)
+	}
+	if n := client.Resumed.Load(); n != 3 {
+		t.Errorf("resumed %d times, want 3", n)
+	}
+}
+
+func TestMountsAcrossRepositories(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(string(k), func(t *testing.T) {
+			client, _ := open(t, registrytest.Start(t, k), "a", "b")
+			data := content(2 << 20)
+			b := registry.Bytes(data)
+			for _, r := range []string{"a", "b"} {
+				if err := client.PushBlob(t.Context(), r, b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if sent := client.Sent.Load(); sent > int64(len(data))+1000 {
+				t.Errorf("%d bytes were sent for a blob of %d in two repositories", sent, len(data))
+			}
+		})
+	}
+}
+
+func TestOnlyTheRegistryCallsATagFree(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer *http.Response
+		absent bool
+	}{
+		{"the registry knows no such manifest", registrytest.Answer(404, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"unknown"}]}`), true},
+		{"the registry knows no such repository", registrytest.Answer(404, `{"errors":[{"code":"NAME_UNKNOWN","message":"unknown"}]}`), true},
+		{"a proxy's own 404", registrytest.Answer(404, "<html>not found</html>"), false},
+		{"an empty 404", registrytest.Answer(404, ""), false},
+		{"not logged in", registrytest.Answer(401, `{"errors":[{"code":"UNAUTHORIZED","message":"log in"}]}`), false},
+		{"denied", registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`), false},
+		{"a mixed answer", registrytest.Answer(404, `{"errors":[{"code":"MANIFEST_UNKNOWN"},{"code":"DENIED"}]}`), false},
+		{"a server error", registrytest.Answer(500, "oops"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				if !strings.Contains(r.URL.Path, "/manifests/") {
+					return nil
+				}
+				again := *c.answer
+				body, _ := io.ReadAll(c.answer.Body)
+				c.answer.Body = io.NopCloser(bytes.NewReader(body))
+				again.Body = io.NopCloser(bytes.NewReader(body))
+				return &again
+			})
+			client, _ := open(t, address, "a")
+			_, absent, err := client.Digest(t.Context(), "a", "1.0.0")
+			if absent != c.absent || (err == nil) != c.absent {
+				t.Errorf("absent %v, error %v", absent, err)
+			}
+		})
+	}
+}
+
+func TestTokenExpiresInTheMiddle(t *testing.T) {
+	var issued atomic.Int64
+	var uses atomic.Int64
+	var address string
+	fault := func(r *http.Request) *http.Response {
+		if r.URL.Path == "/token" {
+			return registrytest.Answer(200, `{"token":"t`+itoa(int(issued.Add(1)))+`"}`)
+		}
+		// Every token is good for three requests, so one ends within each upload.
+		if r.Header.Get("Authorization") == "Bearer t"+itoa(int(issued.Load())) && uses.Add(1)%4 != 0 {
+			return nil
+		}
+		return registrytest.Answer(401, "", "WWW-Authenticate", `Bearer realm="http://`+address+`/token",service="r"`)
+	}
+	address = registrytest.Proxy(t, registrytest.Start(t, registrytest.Distribution), fault)
+	client, _ := open(t, address, "a")
+	for i := range 4 {
+		data := content(2<<20 + i)
+		b := registry.Bytes(data)
+		if err := client.PushBlob(t.Context(), "a", b); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := client.ReadBlob(t.Context(), "a", b.Digest); err != nil || !bytes.Equal(got, data) {
+			t.Fatalf("the registry has %d bytes, %v", len(got), err)
+		}
+	}
+	if issued.Load() < 4 {
+		t.Errorf("only %d tokens were issued: none expired", issued.Load())
+	}
+}
+
+func TestFullDiskIsAnErrorThatSaysWhat(t *testing.T) {
+	folder := t.TempDir()
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			t.Skip("mounting a small tmpfs needs root")
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, unix.MNT_DETACH) })
+	client, pauses := open(t, registrytest.StartDistribution(t, filepath.Join(folder, "r"), ""), "a")
+	b := registry.Bytes(content(3 << 20))
+	err := client.PushBlob(t.Context(), "a", b)
+	if err == nil || !strings.Contains(err.Error(), b.Digest.String()) {
+		t.Fatalf("pushing to a full disk gave %v", err)
+	}
+	if len(pauses()) == 0 {
+		t.Error("a full disk may be emptied: it was not tried again")
+	}
+	if n := len(pauses()); n > 16 {
+		t.Errorf("%d pauses: two layers of retries multiply", n)
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.PushBlob(t.Context(), "a", b); err != nil {
+		t.Errorf("with room on the disk again: %v", err)
+	}
+}
+
+func TestCredentialsStayOutOfErrors(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+		if r.Header.Get("Authorization") != "" {
+			return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+		}
+		return registrytest.Answer(401, "", "WWW-Authenticate", `Basic realm="r"`)
+	})
+	writeLogin(t, address, "robot", "hunter2-secret")
+	client, _ := open(t, address, "a")
+	err := client.PushBlob(t.Context(), "a", registry.Bytes([]byte("x")))
+	if err == nil || !strings.Contains(err.Error(), "403") && !strings.Contains(err.Error(), "DENIED") {
+		t.Fatalf("got %v", err)
+	}
+	for _, secret := range []string{"hunter2-secret", "cm9ib3Q6"} {
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("the error carries the password: %v", err)
+		}
+	}
+}

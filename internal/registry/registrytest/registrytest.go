@@ -1,0 +1,172 @@
+// Package registrytest runs real registries on loopback and puts faults between
+// them and their clients.
+package registrytest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+)
+
+// Kind names a registry server.
+type Kind string
+
+const (
+	// Distribution is Debian's docker-registry, without the referrers API.
+	Distribution Kind = "docker-registry"
+	// Referrers is go-containerregistry's server, with the referrers API.
+	Referrers Kind = "go-containerregistry"
+)
+
+// Start runs a registry and returns its HOST:PORT. A test of docker-registry is
+// skipped where it is not installed, but fails in CI.
+func Start(t testing.TB, k Kind) string {
+	t.Helper()
+	if k == Distribution {
+		return StartDistribution(t, t.TempDir(), "")
+	}
+	s := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+// Tool finds a program or skips the test; in CI it fails.
+func Tool(t testing.TB, name, from string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%s is missing: %s", name, from)
+		}
+		t.Skipf("%s is missing: %s", name, from)
+	}
+	return path
+}
+
+// StartDistribution runs docker-registry over a folder, with more configuration
+// if given, and waits until it answers.
+func StartDistribution(t testing.TB, folder, more string) string {
+	t.Helper()
+	program := Tool(t, "docker-registry", "apt-get install docker-registry")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	config := filepath.Join(t.TempDir(), "config.yml")
+	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n%s", folder, address, more)
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out lockedBuffer
+	cmd := exec.Command(program, "serve", config)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("docker-registry:\n%.4000s", out.String())
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/v2/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			resp.Body.Close()
+			return address
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("docker-registry does not answer: %v\n%s", err, out.String())
+		}
+		time.Sleep(20 * time.Millisecond) // polling a process of another program
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// Fault looks at a request on its way to the registry. It returns an answer of
+// its own, or nil to let it pass; it may replace the body.
+type Fault func(*http.Request) *http.Response
+
+// Proxy puts a fault before a registry and returns the proxy's HOST:PORT.
+func Proxy(t testing.TB, address string, fault Fault) string {
+	t.Helper()
+	p := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "http", Host: address})
+			r.Out.Host = r.In.Host // so that Location leads back here
+		},
+		ErrorLog: log.New(io.Discard, "", 0),
+		Transport: transport(func(req *http.Request) (*http.Response, error) {
+			if resp := fault(req); resp != nil {
+				resp.Request = req
+				if req.Body != nil {
+					req.Body.Close()
+				}
+				return resp, nil
+			}
+			return http.DefaultTransport.RoundTrip(req)
+		}),
+		// A broken body ends the client's connection as a broken link would.
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) },
+	}
+	s := httptest.NewUnstartedServer(p)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.Start()
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Answer is a response with a status, headers in pairs and a body.
+func Answer(status int, body string, header ...string) *http.Response {
+	h := http.Header{}
+	for i := 0; i+1 < len(header); i += 2 {
+		h.Set(header[i], header[i+1])
+	}
+	return &http.Response{StatusCode: status, Status: fmt.Sprintf("%d %s", status, http.StatusText(status)), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: h, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}
+}

@@ -1,0 +1,208 @@
+// Package release publishes a signed family to registries: everything by digest
+// first, checked as a consumer would, and only then the tags, so that a release
+// that stops half-way leaves no tag on anything unsigned, unsmoked or mixed, and
+// running it again finishes it.
+package release
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/semver"
+)
+
+// Config is release.yaml.
+type Config struct {
+	Registries   []Registry        `yaml:"registries"`
+	Repositories map[string]string `yaml:"repositories"`
+	Releases     string            `yaml:"releases"`
+	Locks        string            `yaml:"locks"`
+	Versions     []string          `yaml:"versions"`
+	Channels     []Channel         `yaml:"channels"`
+	Hooks        Hooks             `yaml:"hooks"`
+}
+
+// Registry is a destination, named by an environment variable.
+type Registry struct {
+	Variable         string `yaml:"variable"`
+	Optional         bool   `yaml:"optional"`
+	ImmutableTags    bool   `yaml:"immutableTags"`
+	LegacySignatures bool   `yaml:"legacySignatures"`
+	PlainHTTP        bool   `yaml:"plainHTTP"`
+	// Address is the variable's value, set by Resolve.
+	Address string `yaml:"-"`
+}
+
+// Channel is a tag that moves forward.
+type Channel struct {
+	Tag         string `yaml:"tag"`
+	Scope       string `yaml:"scope"` // minor, major or all
+	Prereleases bool   `yaml:"prereleases"`
+}
+
+// Hooks are commands run on what was pushed, before any tag moves.
+type Hooks struct {
+	Smoke  []string `yaml:"smoke"`
+	Policy []string `yaml:"policy"`
+}
+
+var (
+	tagText  = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`) // distribution-spec 1.1, <reference> as a tag
+	template = regexp.MustCompile(`\{(version|major|minor)\}`)
+)
+
+// Load reads and checks release.yaml.
+func Load(file string) (*Config, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the release configuration: %w", err)
+	}
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	var c Config
+	if err := d.Decode(&c); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	var wrong []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			wrong = append(wrong, fmt.Errorf(file+": "+format, args...))
+		}
+	}
+	check(len(c.Registries) > 0, "registries: name at least one variable")
+	check(c.Releases != "" && c.Locks != "" && c.Releases != c.Locks, "releases and locks: name two repositories")
+	check(len(c.Versions) > 0, "versions: name at least one tag")
+	for _, r := range c.Registries {
+		check(regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`).MatchString(r.Variable), "registries: %q is not the name of an environment variable", r.Variable)
+	}
+	for _, t := range c.Versions {
+		check(strings.Contains(t, "{version}") && tagText.MatchString(template.ReplaceAllString(t, "1")), "versions: %q must be a tag with {version} in it", t)
+	}
+	for _, ch := range c.Channels {
+		check(!strings.Contains(ch.Tag, "{version}") && tagText.MatchString(template.ReplaceAllString(ch.Tag, "1")), "channels: %q must be a tag without {version}", ch.Tag)
+		check(ch.Scope == "minor" || ch.Scope == "major" || ch.Scope == "all", "channels: %s: the scope is minor, major or all, not %q", ch.Tag, ch.Scope)
+	}
+	return &c, errors.Join(wrong...)
+}
+
+// Resolve fills the addresses from the environment. It fails when a registry
+// that is not optional is missing, or two are the same.
+func (c *Config) Resolve(getenv func(string) string, notice func(string, ...any)) error {
+	var kept []Registry
+	for _, r := range c.Registries {
+		r.Address = strings.TrimSuffix(getenv(r.Variable), "/")
+		switch {
+		case r.Address == "" && r.Optional:
+			notice("%s is not set: that registry is skipped", r.Variable)
+			continue
+		case r.Address == "":
+			return fmt.Errorf("set %s to the registry to release to: HOST[:PORT][/PREFIX]", r.Variable)
+		case strings.Contains(r.Address, "://"):
+			return fmt.Errorf("%s: write HOST[:PORT][/PREFIX] without a scheme, not %q", r.Variable, r.Address)
+		}
+		for _, k := range kept {
+			if k.Address == r.Address {
+				return fmt.Errorf("%s and %s are the same registry, %s", k.Variable, r.Variable, r.Address)
+			}
+		}
+		kept = append(kept, r)
+	}
+	c.Registries = kept
+	return nil
+}
+
+// Repository is where an image goes, below a registry's prefix.
+func (c *Config) Repository(image string) string {
+	if r := c.Repositories[image]; r != "" {
+		return r
+	}
+	return image
+}
+
+// all lists the repositories of a release of these images.
+func (c *Config) all(images []string) []string {
+	repos := []string{c.Releases, c.Locks}
+	for _, i := range images {
+		repos = append(repos, c.Repository(i))
+	}
+	return repos
+}
+
+// Version is a checked semantic version without the leading v.
+type Version string
+
+// ParseVersion accepts 1.2.3, v1.2.3 and pre-releases; no build metadata,
+// because a tag can't hold its plus sign.
+func ParseVersion(s string) (Version, error) {
+	v := "v" + strings.TrimPrefix(s, "v")
+	if !semver.IsValid(v) || semver.Canonical(v) != v {
+		return "", fmt.Errorf("%q is not a version to release: write X.Y.Z or X.Y.Z-PRE", s)
+	}
+	return Version(v[1:]), nil
+}
+
+func (v Version) sem() string      { return "v" + string(v) }
+func (v Version) prerelease() bool { return semver.Prerelease(v.sem()) != "" }
+
+func (v Version) expand(tag string) string {
+	major := semver.Major(v.sem())[1:]
+	minor := strings.TrimPrefix(semver.MajorMinor(v.sem())[1:], major+".")
+	return strings.NewReplacer("{version}", string(v), "{major}", major, "{minor}", minor).Replace(tag)
+}
+
+// VersionTags are the tags that are written once.
+func (c *Config) VersionTags(v Version) []string {
+	var tags []string
+	for _, t := range c.Versions {
+		tags = append(tags, v.expand(t))
+	}
+	return tags
+}
+
+// ChannelTags are the tags that this version moves, given every version that
+// was released: those whose scope holds no newer one.
+func (c *Config) ChannelTags(v Version, released []Version) []string {
+	var tags []string
+	for _, ch := range c.Channels {
+		if v.prerelease() && !ch.Prereleases {
+			continue
+		}
+		newest := true
+		for _, r := range released {
+			counts := (!r.prerelease() || ch.Prereleases) && ch.same(v, r)
+			newest = newest && !(counts && semver.Compare(r.sem(), v.sem()) > 0)
+		}
+		if newest {
+			tags = append(tags, v.expand(ch.Tag))
+		}
+	}
+	return tags
+}
+
+func (ch Channel) same(a, b Version) bool {
+	switch ch.Scope {
+	case "minor":
+		return semver.MajorMinor(a.sem()) == semver.MajorMinor(b.sem())
+	case "major":
+		return semver.Major(a.sem()) == semver.Major(b.sem())
+	}
+	return true
+}
+
+// Channel tells whether a tag is a channel that the version may stand behind.
+func (c *Config) Channel(tag string, v Version) error {
+	for _, ch := range c.Channels {
+		if v.expand(ch.Tag) == tag {
+			if v.prerelease() && !ch.Prereleases {
+				return fmt.Errorf("channel %s takes no pre-releases, and %s is one", tag, v)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not a channel of %s; release.yaml lists the channels", tag, v)
+}

@@ -1,0 +1,97 @@
+package release
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// journal is what a run must leave for the next: its claims and where each
+// channel pointed before it moved. A version's journal is held by one process.
+type journal struct {
+	Version string            `json:"version"`
+	Claims  map[string]string `json:"claims,omitempty"` // registry to claim id
+	Moves   []move            `json:"moves,omitempty"`  // channels, in the order they are moved
+	file    string
+	hold    *os.File
+}
+
+// move is a channel tag of one image.
+type move struct {
+	Registry   string `json:"registry"`
+	Repository string `json:"repository"`
+	Tag        string `json:"tag"`
+	From       string `json:"from,omitempty"` // digest; empty: there was no such tag
+	To         string `json:"to"`
+}
+
+// openJournal reads a version's journal or starts one. It fails when another
+// process on this machine has it.
+func openJournal(dir string, v Version) (*journal, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("open the release journal: %w", err)
+	}
+	j := &journal{Version: string(v), Claims: map[string]string{}, file: filepath.Join(dir, string(v)+".json")}
+	hold, err := os.OpenFile(j.file+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open the release journal: %w", err)
+	}
+	if err := unix.Flock(int(hold.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		hold.Close()
+		return nil, fmt.Errorf("release %s already runs on this machine (%s is locked): %w", v, hold.Name(), err)
+	}
+	j.hold = hold
+	text, err := os.ReadFile(j.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return j, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, j)
+	}
+	if err != nil {
+		j.close()
+		return nil, fmt.Errorf("read the release journal %s: %w", j.file, err)
+	}
+	return j, nil
+}
+
+// save writes the journal through to the disk: it must outlive a kill and a power cut.
+func (j *journal) save() error {
+	text, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(j.file), "."+j.Version+"-*.tmp")
+	if err != nil {
+		return fmt.Errorf("write the release journal: %w", err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(append(text, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), j.file)
+	}
+	if err != nil {
+		return fmt.Errorf("write the release journal: %w", err)
+	}
+	return nil
+}
+
+// remember adds a move; where an earlier run has noted the same tag, its From stays.
+func (j *journal) remember(m move) {
+	for i, old := range j.Moves {
+		if old.Registry == m.Registry && old.Repository == m.Repository && old.Tag == m.Tag {
+			j.Moves[i].To = m.To
+			return
+		}
+	}
+	j.Moves = append(j.Moves, m)
+}
+
+func (j *journal) finish() error { return os.Remove(j.file) }
+
+func (j *journal) close() { j.hold.Close() }

@@ -1,0 +1,310 @@
+package release
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/loomcycle/loomcycle-images/internal/signing"
+)
+
+// placed is what a release puts behind a tag of a repository.
+type placed struct {
+	repository string
+	digest     v1.Hash
+}
+
+// contents lists the images and, last, the release artifact: its version tag
+// is what makes a version released, so it is written when all else is.
+func (r *run) contents() ([]placed, error) {
+	var all []placed
+	for _, i := range r.release.Images {
+		h, err := v1.NewHash(i.IndexDigest.String())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, placed{r.Config.Repository(i.Name), h})
+	}
+	return append(all, placed{r.Config.Releases, r.artifact}), nil
+}
+
+type tagState struct {
+	t *target
+	placed
+	tag string
+	now v1.Hash // zero: free
+}
+
+// states reads every version tag. One that points elsewhere, or whose state is
+// unknown, refuses the release.
+func (r *run) states(ctx context.Context) ([]tagState, error) {
+	all, err := r.contents()
+	if err != nil {
+		return nil, err
+	}
+	var found []tagState
+	var wrong []error
+	for _, p := range all {
+		for _, t := range r.targets {
+			for _, tag := range r.Config.VersionTags(r.version) {
+				now, absent, err := t.client.Digest(ctx, p.repository, tag)
+				switch {
+				case err != nil:
+					wrong = append(wrong, err)
+				case !absent && now != p.digest:
+					wrong = append(wrong, fmt.Errorf("%s:%s already points to %s, not to %s: a version tag is never moved; release these images under a new version", t.store(p.repository).Name(), tag, now, p.digest))
+				}
+				found = append(found, tagState{t, p, tag, now})
+			}
+		}
+	}
+	return found, errors.Join(wrong...)
+}
+
+// promote plans every tag, checks the plan, and applies it: the version tags,
+// which only ever appear, then the channels, whose moves are journalled and
+// taken back when one of them fails.
+func (r *run) promote(ctx context.Context) error {
+	states, err := r.states(ctx)
+	if err != nil {
+		return err
+	}
+	moves, err := r.channels(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range moves {
+		r.journal.remember(m)
+	}
+	if err := r.journal.save(); err != nil {
+		return err
+	}
+	for _, s := range states {
+		if s.now == s.digest {
+			continue
+		}
+		if err := r.tag(ctx, s.t, s.repository, s.tag, s.digest.String()); err != nil {
+			return fmt.Errorf("the version tags so far point to the complete release, no channel was moved; run again to finish: %w", err)
+		}
+	}
+	for _, m := range moves {
+		if err := r.apply(ctx, m); err != nil {
+			return errors.Join(err, r.undo(context.WithoutCancel(ctx), moves))
+		}
+	}
+	return nil
+}
+
+func (r *run) tag(ctx context.Context, t *target, repository, tag, digest string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	m, _, err := t.client.Fetch(ctx, repository, digest)
+	if err != nil {
+		return err
+	}
+	if err := t.client.PutManifest(ctx, repository, tag, m); err != nil {
+		return err
+	}
+	r.Notice("%s:%s -> %s", t.store(repository).Name(), tag, digest)
+	return nil
+}
+
+// channels plans the moves of this version's channels in every registry, given
+// the versions that were released there.
+func (r *run) channels(ctx context.Context) ([]move, error) {
+	all, err := r.contents()
+	if err != nil {
+		return nil, err
+	}
+	var moves []move
+	for _, t := range r.targets {
+		released, err := versions(ctx, t, r.Config.Releases)
+		if err != nil {
+			return nil, err
+		}
+		tags := r.Config.ChannelTags(r.version, released)
+		if t.ImmutableTags && len(tags) > 0 {
+			r.Notice("%s never moves a tag: the channels %v are skipped there", t.Address, tags)
+			continue
+		}
+		for _, tag := range tags {
+			for _, p := range all {
+				m, err := r.plan(ctx, t, p, tag)
+				if err != nil {
+					return nil, err
+				}
+				if m != nil {
+					moves = append(moves, *m)
+				}
+			}
+		}
+	}
+	return moves, nil
+}
+
+// plan notes where a tag is and where it goes; nil means that it is there.
+func (r *run) plan(ctx context.Context, t *target, p placed, tag string) (*move, error) {
+	now, absent, err := t.client.Digest(ctx, p.repository, tag)
+	if err != nil || now == p.digest {
+		return nil, err
+	}
+	m := &move{Registry: t.Address, Repository: p.repository, Tag: tag, To: p.digest.String()}
+	if !absent {
+		m.From = now.String()
+	}
+	return m, nil
+}
+
+func versions(ctx context.Context, t *target, releases string) ([]Version, error) {
+	tags, err := t.client.Tags(ctx, releases)
+	if err != nil {
+		return nil, err
+	}
+	var all []Version
+	for _, tag := range tags {
+		if v, err := ParseVersion(tag); err == nil && string(v) == tag {
+			all = append(all, v)
+		}
+	}
+	return all, nil
+}
+
+func (r *run) target(address string) (*target, error) {
+	for _, t := range r.targets {
+		if t.Address == address {
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("the journal speaks of registry %s, which is not configured now", address)
+}
+
+func (r *run) apply(ctx context.Context, m move) error {
+	t, err := r.target(m.Registry)
+	if err != nil {
+		return err
+	}
+	return r.tag(ctx, t, m.Repository, m.Tag, m.To)
+}
+
+// undo puts channels back where they were. A channel that did not exist before
+// stays: registries differ in what deleting a tag deletes.
+func (r *run) undo(ctx context.Context, moves []move) error {
+	var wrong []error
+	for _, m := range moves {
+		if m.From == "" {
+			r.Notice("%s/%s:%s is new and stays", m.Registry, m.Repository, m.Tag)
+			continue
+		}
+		t, err := r.target(m.Registry)
+		if err == nil {
+			var now v1.Hash
+			if now, _, err = t.client.Digest(ctx, m.Repository, m.Tag); err == nil && now.String() == m.To {
+				err = r.tag(ctx, t, m.Repository, m.Tag, m.From)
+			}
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("put %s/%s:%s back to %s: %w", m.Registry, m.Repository, m.Tag, m.From, err))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// Abort takes back the channels that a killed release of the version had moved,
+// by its journal. Version tags stay: each points to a complete release.
+func Abort(ctx context.Context, o Options, v Version) (err error) {
+	return o.with(ctx, v, func(ctx context.Context, r *run) error {
+		if len(r.journal.Moves) == 0 {
+			r.Notice("the journal of %s has no moves to take back", v)
+		}
+		if err := r.undo(ctx, r.journal.Moves); err != nil {
+			return err
+		}
+		return r.journal.finish()
+	})
+}
+
+// Rollback points a channel to a version that was released before, for all
+// images in all registries or none. The version is verified first.
+func Rollback(ctx context.Context, o Options, channel string, v Version) error {
+	if err := o.Config.Channel(channel, v); err != nil {
+		return err
+	}
+	return o.with(ctx, v, func(ctx context.Context, r *run) error {
+		var moves []move
+		for _, t := range r.targets {
+			if t.ImmutableTags {
+				r.Notice("%s never moves a tag: skipped", t.Address)
+				continue
+			}
+			if err := r.load(ctx, t); err != nil {
+				return err
+			}
+			if err := r.check(ctx, func(repository string) signing.Store { return t.store(repository) }); err != nil {
+				return err
+			}
+			all, err := r.contents()
+			if err != nil {
+				return err
+			}
+			for _, p := range all {
+				m, err := r.plan(ctx, t, p, channel)
+				if err != nil {
+					return err
+				}
+				if m != nil {
+					moves = append(moves, *m)
+				}
+			}
+		}
+		for _, m := range moves {
+			r.journal.remember(m)
+		}
+		if err := r.journal.save(); err != nil {
+			return err
+		}
+		for _, m := range moves {
+			if err := r.apply(ctx, m); err != nil {
+				return errors.Join(err, r.undo(context.WithoutCancel(ctx), moves))
+			}
+		}
+		return r.journal.finish()
+	})
+}
+
+// with does something under the locks for a version that need not be in a dist folder.
+func (o Options) with(ctx context.Context, v Version, f func(context.Context, *run) error) (err error) {
+	r := &run{Options: o.withDefaults(), version: v}
+	if r.release, err = o.known(ctx, v); err != nil {
+		return err
+	}
+	if r.journal, err = openJournal(o.State, v); err != nil {
+		return err
+	}
+	defer r.journal.close()
+	ctx, unlock, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	if err := f(ctx, r); err != nil {
+		return errors.Join(err, lost(ctx))
+	}
+	return nil
+}
+
+// load reads the version's release artifact from a registry.
+func (r *run) load(ctx context.Context, t *target) error {
+	h, absent, err := t.client.Digest(ctx, r.Config.Releases, string(r.version))
+	if err != nil {
+		return err
+	}
+	if absent {
+		return fmt.Errorf("%s was not released to %s", r.version, t.Address)
+	}
+	r.artifact = h
+	r.release, _, err = signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
+	return err
+}

@@ -1,0 +1,717 @@
+package release
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/registry"
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+	"github.com/loomcycle/loomcycle-images/internal/signing"
+)
+
+// maker makes releases: one key, one set of registries.
+type maker struct {
+	t         testing.TB
+	cache     string
+	signer    *signing.Signer
+	trust     *signing.Trust
+	addresses []string
+}
+
+func newMaker(t testing.TB, addresses ...string) *maker {
+	t.Helper()
+	m := &maker{t: t, cache: t.TempDir(), addresses: addresses}
+	none := func(string) string { return "" }
+	var err error
+	if m.signer, err = signing.Open(t.Context(), signing.FromEnv(none, m.cache)); err != nil {
+		t.Fatal(err)
+	}
+	config, err := signing.TrustFromEnv(none, m.cache)
+	if err == nil {
+		m.trust, err = signing.NewTrust(t.Context(), config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// dist makes and signs a family in a fresh folder.
+func (m *maker) dist(f disttest.Family) string {
+	m.t.Helper()
+	folder := filepath.Join(m.t.TempDir(), "dist")
+	r, err := f.Write(folder)
+	if err == nil {
+		_, err = signing.SignFamily(m.t.Context(), folder, r, m.signer)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return folder
+}
+
+func (m *maker) options(folder string) Options {
+	m.t.Helper()
+	c, err := Load(filepath.Join("..", "..", "release.yaml"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	c.Hooks, c.Registries = Hooks{}, nil
+	for i, a := range m.addresses {
+		c.Registries = append(c.Registries, Registry{Variable: fmt.Sprintf("R%d", i), Address: a})
+	}
+	return Options{Config: c, Dist: folder, State: filepath.Join(m.cache, "release"), Trust: m.trust,
+		Registry: registry.Options{Backoff: registry.Backoff{Base: time.Millisecond, Max: 20 * time.Millisecond}},
+		Lease:    time.Minute, Notice: m.t.Logf}
+}
+
+// tags reads every tag of every repository of the family in a registry.
+func (m *maker) tags(address string, repos ...string) map[string]v1.Hash {
+	m.t.Helper()
+	c, err := registry.Open(m.t.Context(), address, repos, registry.Options{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	found := map[string]v1.Hash{}
+	for _, r := range repos {
+		tags, err := c.Tags(m.t.Context(), r)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, tag := range tags {
+			if strings.HasPrefix(tag, "sha256-") {
+				continue
+			}
+			h, absent, err := c.Digest(m.t.Context(), r, tag)
+			if err != nil || absent {
+				m.t.Fatalf("%s:%s: absent %v, %v", r, tag, absent, err)
+			}
+			found[r+":"+tag] = h
+		}
+	}
+	return found
+}
+
+var repositories = []string{"loomcycle", "toolbox", "loomcycle-release"}
+
+// complete fails unless every tag that the version should have is there, points
+// to it and verifies.
+func (m *maker) complete(address, folder string, channels ...string) {
+	m.t.Helper()
+	r, err := dist.Read(folder)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	artifact, err := signing.Layout(filepath.Join(folder, "oci")).Release()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	tags := m.tags(address, repositories...)
+	c, err := registry.Open(m.t.Context(), address, repositories, registry.Options{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	want := map[string]string{"loomcycle-release": artifact.String()}
+	for _, i := range r.Images {
+		want[i.Name] = i.IndexDigest.String()
+		h, _ := v1.NewHash(i.IndexDigest.String())
+		if _, _, err := signing.VerifyImage(m.t.Context(), signing.Repository{Client: c, Path: i.Name}, h, m.trust); err != nil {
+			m.t.Errorf("%s: %v", address, err)
+		}
+	}
+	for repo, digest := range want {
+		for _, tag := range append([]string{r.Version, "v" + r.Version}, channels...) {
+			if got := tags[repo+":"+tag]; got.String() != digest {
+				m.t.Errorf("%s/%s:%s is %s, want %s", address, repo, tag, got, digest)
+			}
+		}
+	}
+}
+
+func TestReleaseToTwoRegistries(t *testing.T) {
+	a, b := registrytest.Start(t, registrytest.Distribution), registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, a+"/team", b)
+	folder := m.dist(disttest.Small("1.0.0"))
+	o := m.options(folder)
+	var hooked []Ref
+	o.Config.Hooks = Hooks{Smoke: []string{"smoke"}}
+	o.Hook = func(ctx context.Context, name string, command []string, refs []Ref) error {
+		hooked = refs
+		for _, address := range []string{a + "/team", b} {
+			if got := m.tags(address, repositories...); len(got) != 0 {
+				t.Errorf("tags exist before the smoke test ran: %v", got)
+			}
+		}
+		return nil
+	}
+	if err := Publish(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if len(hooked) != 4 {
+		t.Errorf("the smoke test was given %v", hooked)
+	}
+	for _, address := range m.addresses {
+		m.complete(address, folder, "1.0", "1", "latest")
+	}
+	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
+		t.Errorf("a finished release left its journal: %v", left)
+	}
+	list, err := List(t.Context(), o)
+	if err != nil || len(list) != 2 || list[0].Version != "1.0.0" || strings.Join(list[0].Channels, " ") != "1 1.0 latest" {
+		t.Errorf("List gave %+v, %v", list, err)
+	}
+	shown, err := Show(t.Context(), o, "latest")
+	if err != nil || shown.Release.Version != "1.0.0" || len(shown.SBOMs) != 8 {
+		t.Errorf("Show gave %+v, %v", shown, err)
+	}
+}
+
+func TestFailedHookMovesNoTag(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	o := m.options(m.dist(disttest.Small("1.0.0")))
+	o.Config.Hooks = Hooks{Policy: []string{"policy"}}
+	o.Hook = func(context.Context, string, []string, []Ref) error { return errors.New("exit status 1") }
+	if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "policy") {
+		t.Fatalf("got %v", err)
+	}
+	if got := m.tags(address, repositories...); len(got) != 0 {
+		t.Errorf("tags: %v", got)
+	}
+	o.Hook = func(context.Context, string, []string, []Ref) error { return nil }
+	if err := Promote(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, o.Dist, "1.0", "1", "latest")
+}
+
+// TestAgainFromAFreshCheckout signs the same family anew, with other signatures
+// and no journal, as a rebuilt CI job would.
+func TestAgainFromAFreshCheckout(t *testing.T) {
+	for _, k := range []registrytest.Kind{registrytest.Distribution, registrytest.Referrers} {
+		t.Run(string(k), func(t *testing.T) {
+			address := registrytest.Start(t, k)
+			m := newMaker(t, address)
+			first := m.dist(disttest.Small("1.0.0"))
+			if err := Publish(t.Context(), m.options(first)); err != nil {
+				t.Fatal(err)
+			}
+			before, referrers := m.tags(address, repositories...), m.referrers(address, first)
+			second := m.dist(disttest.Small("1.0.0"))
+			o := m.options(second)
+			o.State = t.TempDir()
+			if err := Publish(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if after := m.tags(address, repositories...); fmt.Sprint(after) != fmt.Sprint(before) {
+				t.Errorf("tags changed from %v to %v", before, after)
+			}
+			if after := m.referrers(address, first); after != referrers {
+				t.Errorf("%d referrers became %d: the same statements were attached twice", referrers, after)
+			}
+		})
+	}
+}
+
+func (m *maker) referrers(address, folder string) int {
+	m.t.Helper()
+	r, err := dist.Read(folder)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	c, err := registry.Open(m.t.Context(), address, repositories, registry.Options{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	n := 0
+	for _, i := range r.Images {
+		h, _ := v1.NewHash(i.IndexDigest.String())
+		all, err := subjects(m.t.Context(), signing.Repository{Client: c, Path: i.Name}, h)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, s := range all {
+			found, err := c.Referrers(m.t.Context(), i.Name, s)
+			if err != nil {
+				m.t.Fatal(err)
+			}
+			n += len(found)
+		}
+	}
+	return n
+}
+
+func TestVersionTagIsNeverMoved(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.0.0")))); err != nil {
+		t.Fatal(err)
+	}
+	before := m.tags(address, repositories...)
+	other := disttest.Small("1.0.0")
+	other.Images["toolbox"] = append(other.Images["toolbox"], disttest.Layer{Name: "more", Size: 1000})
+	err := Publish(t.Context(), m.options(m.dist(other)))
+	if err == nil || !strings.Contains(err.Error(), "toolbox:1.0.0 already points to") {
+		t.Fatalf("got %v", err)
+	}
+	if after := m.tags(address, repositories...); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("tags changed from %v to %v", before, after)
+	}
+}
+
+// TestUncertainAnswersStop asks with a registry that answers the tag lookups wrongly.
+func TestUncertainAnswersStop(t *testing.T) {
+	for _, status := range []int{401, 403, 404, 500, 503} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			inner := registrytest.Start(t, registrytest.Referrers)
+			address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
+				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/manifests/v1.0.0") {
+					return registrytest.Answer(status, "<html>gateway</html>")
+				}
+				return nil
+			})
+			m := newMaker(t, address)
+			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.0.0")))); err == nil {
+				t.Fatal("it was released")
+			}
+			if got := m.tags(inner, repositories...); len(got) != 0 {
+				t.Errorf("tags: %v", got)
+			}
+		})
+	}
+}
+
+func TestImmutableRegistry(t *testing.T) {
+	inner := registrytest.Start(t, registrytest.Distribution)
+	var seen sync.Map
+	address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "sha256") {
+			return nil
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return registrytest.Answer(500, "")
+		}
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		if old, there := seen.LoadOrStore(r.URL.Path, string(body)); there && old != string(body) {
+			return registrytest.Answer(400, `{"errors":[{"code":"TAG_INVALID","message":"the tag is immutable"}]}`)
+		}
+		return nil
+	})
+	m := newMaker(t, address)
+	for _, v := range []string{"1.0.0", "1.0.1"} {
+		folder := m.dist(disttest.Small(v))
+		for range 2 { // a second time, as after a lost job
+			o := m.options(folder)
+			o.Config.Registries[0].ImmutableTags = true
+			var said bool
+			o.Notice = func(f string, a ...any) {
+				said = said || strings.Contains(fmt.Sprintf(f, a...), "the channels [1.0 1 latest] are skipped")
+			}
+			if err := Publish(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if !said {
+				t.Error("no line says that the channels were skipped")
+			}
+		}
+		m.complete(address, folder)
+	}
+}
+
+func TestTwoReleasesAtOnce(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Distribution)
+	m := newMaker(t, address)
+	a, b := m.options(m.dist(disttest.Small("1.0.0"))), m.options(m.dist(disttest.Small("1.1.0")))
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	a.Config.Hooks = Hooks{Smoke: []string{"smoke"}}
+	a.Hook = func(context.Context, string, []string, []Ref) error { close(inside); <-goOn; return nil }
+	done := make(chan error, 1)
+	go func() { done <- Publish(t.Context(), a) }()
+	<-inside
+	err := Publish(t.Context(), b)
+	var busy *busyError
+	if !errors.As(err, &busy) || !strings.Contains(err.Error(), "1.0.0 of c0ffee") {
+		t.Errorf("the second release was not refused: %v", err)
+	}
+	b.Wait = time.Minute
+	waiting := make(chan error, 1)
+	var once sync.Once
+	b.Notice = func(f string, _ ...any) {
+		if strings.HasSuffix(f, "waiting") {
+			once.Do(func() { close(goOn) })
+		}
+	}
+	b.Lease = time.Second // it polls in step with the lease
+	go func() { waiting <- Publish(t.Context(), b) }()
+	if err := errors.Join(<-done, <-waiting); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, a.Dist, "1.0")
+	m.complete(address, b.Dist, "1.1", "1", "latest")
+}
+
+// TestLockExcludes lets many contend for one lock.
+func TestLockExcludes(t *testing.T) {
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Referrers), []string{"locks"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lease{time.Minute, 20 * time.Millisecond, time.Now, sleep, func(string, ...any) {}}
+	var holders, got atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			k, err := acquire(t.Context(), l, c, "locks", fmt.Sprint(i), time.Minute, nil, func(string) error { return nil })
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if n := holders.Add(1); n != 1 {
+				t.Errorf("%d hold the lock", n)
+			}
+			got.Add(1)
+			holders.Add(-1)
+			if err := k.withdraw(t.Context(), k.id); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	wg.Wait()
+	if got.Load() != 6 {
+		t.Errorf("%d of 6 got the lock", got.Load())
+	}
+}
+
+func TestLockOfADeadRunEnds(t *testing.T) {
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Referrers), []string{"locks"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	l := lease{10 * time.Minute, time.Minute, func() time.Time { return now }, sleep, func(string, ...any) {}}
+	note := func(string) error { return nil }
+	if _, err := acquire(t.Context(), l, c, "locks", "the dead one", 0, nil, note); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(9 * time.Minute)
+	if _, err := acquire(t.Context(), l, c, "locks", "too early", 0, nil, note); err == nil || !strings.Contains(err.Error(), "the dead one") {
+		t.Fatalf("got %v", err)
+	}
+	now = now.Add(2 * time.Minute)
+	if _, err := acquire(t.Context(), l, c, "locks", "the next", 0, nil, note); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRollback(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+	for _, folder := range []string{old, recent} {
+		if err := Publish(t.Context(), m.options(folder)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := m.options("")
+	if err := Rollback(t.Context(), o, "1.0.1", "1.0.0"); err == nil || !strings.Contains(err.Error(), "not a channel") {
+		t.Errorf("a version tag was rolled back: %v", err)
+	}
+	if err := Rollback(t.Context(), o, "latest", "0.9.0"); err == nil || !strings.Contains(err.Error(), "0.9.0") {
+		t.Errorf("rolled back to an unknown version: %v", err)
+	}
+	if err := Rollback(t.Context(), o, "latest", "1.0.0"); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, old, "latest")
+	m.complete(address, recent, "1.0", "1")
+}
+
+// TestChannelFailureMovesNone denies the last channel move of the second registry.
+func TestChannelFailureMovesNone(t *testing.T) {
+	a, inner := registrytest.Start(t, registrytest.Referrers), registrytest.Start(t, registrytest.Referrers)
+	var deny atomic.Bool
+	b := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
+		if deny.Load() && r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/loomcycle-release/manifests/latest") {
+			return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+		}
+		return nil
+	})
+	m := newMaker(t, a, b)
+	old := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(old)); err != nil {
+		t.Fatal(err)
+	}
+	deny.Store(true)
+	recent := m.dist(disttest.Small("1.0.1"))
+	if err := Publish(t.Context(), m.options(recent)); err == nil {
+		t.Fatal("it was released")
+	}
+	for _, address := range m.addresses {
+		m.complete(address, old, "1.0", "1", "latest")
+	}
+	deny.Store(false)
+	if err := Publish(t.Context(), m.options(recent)); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range m.addresses {
+		m.complete(address, recent, "1.0", "1", "latest")
+	}
+}
+
+func TestMirror(t *testing.T) {
+	src, dst := registrytest.Start(t, registrytest.Distribution), registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, src)
+	folder := m.dist(disttest.Small("1.0.0"))
+	o := m.options(folder)
+	o.Config.Registries[0].LegacySignatures = true
+	o.Legacy = m.signer.Legacy
+	if err := Publish(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Mirror(t.Context(), o, "1.0.0", Registry{Address: dst + "/airgap"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.complete(dst+"/airgap", folder)
+	c, err := registry.Open(t.Context(), dst+"/airgap", repositories, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tags, err := c.Tags(t.Context(), "toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var legacy int
+	for _, tag := range tags {
+		if strings.HasSuffix(tag, ".sig") || strings.HasSuffix(tag, ".att") {
+			legacy++
+		}
+	}
+	if legacy != 6 {
+		t.Errorf("%d signatures and attestations of the tag scheme were mirrored, want 6: %v", legacy, tags)
+	}
+}
+
+// TestFlakyRegistry fails one request in five, in every way, and cuts one upload in three.
+func TestFlakyRegistry(t *testing.T) {
+	for _, k := range []registrytest.Kind{registrytest.Distribution, registrytest.Referrers} {
+		t.Run(string(k), func(t *testing.T) {
+			inner := registrytest.Start(t, k)
+			var mu sync.Mutex
+			random := rand.New(rand.NewPCG(4, 2))
+			var faults atomic.Int64
+			address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
+				mu.Lock()
+				n, kind := random.IntN(5), random.IntN(3)
+				mu.Unlock()
+				if n != 0 {
+					return nil
+				}
+				faults.Add(1)
+				switch {
+				case r.Method == http.MethodPatch:
+					r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, 200_000), failing{}))
+					return nil
+				case kind == 0:
+					return registrytest.Answer(429, `{"errors":[{"code":"TOOMANYREQUESTS"}]}`, "Retry-After", "0")
+				case kind == 1:
+					return registrytest.Answer(500, "oops")
+				}
+				panic(http.ErrAbortHandler) // the connection drops before the registry saw anything
+			})
+			m := newMaker(t, address)
+			f := disttest.Small("1.0.0")
+			f.Images["toolbox"] = append(f.Images["toolbox"], disttest.Layer{Name: "big", Size: 3 << 20})
+			folder := m.dist(f)
+			o := m.options(folder)
+			o.Notice = func(string, ...any) {}
+			if err := Publish(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			if faults.Load() < 20 {
+				t.Errorf("only %d faults", faults.Load())
+			}
+			m.complete(inner, folder, "1.0", "1", "latest")
+		})
+	}
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errors.New("the link broke") }
+
+// A release in a process of its own, to be killed.
+const childVariable = "LOOMCYCLE_RELEASE_TEST_CHILD"
+
+type child struct {
+	Cache, Dist, State string
+	Addresses          []string
+}
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(childVariable); text != "" {
+		var c child
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			panic(err)
+		}
+		if err := publishChild(c); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func publishChild(c child) error {
+	config, err := Load(filepath.Join("..", "..", "release.yaml"))
+	if err != nil {
+		return err
+	}
+	config.Hooks, config.Registries = Hooks{}, nil
+	for _, a := range c.Addresses {
+		config.Registries = append(config.Registries, Registry{Address: a})
+	}
+	tc, err := signing.TrustFromEnv(func(string) string { return "" }, c.Cache)
+	if err != nil {
+		return err
+	}
+	trust, err := signing.NewTrust(context.Background(), tc)
+	if err != nil {
+		return err
+	}
+	return Publish(context.Background(), Options{Config: config, Dist: c.Dist, State: c.State, Trust: trust, Lease: time.Hour})
+}
+
+// TestKilledAtRandomMoments kills a release with SIGKILL 40 times, each a new
+// version, at seeded moments from its start to its end. After each, every tag
+// points to a complete, verified release, no channel is mixed with anything but
+// the old one, and running it again finishes it.
+func TestKilledAtRandomMoments(t *testing.T) {
+	kills := 40
+	if testing.Short() {
+		kills = 5
+	}
+	a, b := registrytest.Start(t, registrytest.Distribution), registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, a, b)
+	state := filepath.Join(m.cache, "release")
+	start := func(folder string) *exec.Cmd {
+		text, err := json.Marshal(child{m.cache, folder, state, m.addresses})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childVariable+"="+string(text))
+		cmd.Stderr = os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	valid := map[v1.Hash]bool{} // every digest of a complete release
+	learn := func(folder string) {
+		r, err := dist.Read(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range r.Images {
+			h, _ := v1.NewHash(i.IndexDigest.String())
+			valid[h] = true
+		}
+		h, err := signing.Layout(filepath.Join(folder, "oci")).Release()
+		if err != nil {
+			t.Fatal(err)
+		}
+		valid[h] = true
+	}
+	first := m.dist(disttest.Small("1.0.0"))
+	learn(first)
+	began := time.Now()
+	if err := start(first).Wait(); err != nil {
+		t.Fatal(err)
+	}
+	whole := time.Since(began)
+	t.Logf("a release takes %v", whole)
+	random := rand.New(rand.NewPCG(20260101, 40))
+	finished := 0
+	for n := 1; n <= kills; n++ {
+		folder := m.dist(disttest.Small(fmt.Sprintf("1.0.%d", n)))
+		learn(folder)
+		cmd := start(folder)
+		at := time.Duration(random.Int64N(int64(whole)))
+		timer := time.AfterFunc(at, func() { _ = cmd.Process.Kill() })
+		if err := cmd.Wait(); err == nil {
+			finished++
+		}
+		timer.Stop()
+		m.invariants(fmt.Sprintf("killed after %v of 1.0.%d", at, n), valid, fmt.Sprintf("1.0.%d", n))
+		o := m.options(folder)
+		o.Notice = nil
+		if err := Publish(t.Context(), o); err != nil {
+			t.Fatalf("the rerun of 1.0.%d, killed after %v: %v", n, at, err)
+		}
+		for _, address := range m.addresses {
+			m.complete(address, folder, "1.0", "1", "latest")
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	if finished > kills*3/4 {
+		t.Errorf("%d of %d runs ended before they were killed: the test proves little", finished, kills)
+	}
+	t.Logf("%d kills, %d runs had ended before", kills, finished)
+}
+
+// invariants checks all tags of all registries after a kill.
+func (m *maker) invariants(when string, valid map[v1.Hash]bool, version string) {
+	m.t.Helper()
+	for _, address := range m.addresses {
+		c, err := registry.Open(m.t.Context(), address, repositories, registry.Options{})
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		seen := map[v1.Hash]bool{}
+		for name, h := range m.tags(address, repositories...) {
+			repo, tag, _ := strings.Cut(name, ":")
+			if !valid[h] {
+				m.t.Errorf("%s: %s/%s is %s, which no release is", when, address, name, h)
+			}
+			// The newest version and the channels; older versions were checked before.
+			if seen[h] || strings.HasPrefix(strings.TrimPrefix(tag, "v"), "1.0.") && strings.TrimPrefix(tag, "v") != version {
+				continue
+			}
+			seen[h] = true
+			s := signing.Repository{Client: c, Path: repo}
+			if repo == "loomcycle-release" {
+				err = signing.VerifyDigest(m.t.Context(), s, h, []string{signing.Signature}, m.trust)
+			} else {
+				_, _, err = signing.VerifyImage(m.t.Context(), s, h, m.trust)
+			}
+			if err != nil {
+				m.t.Errorf("%s: %s/%s: %v", when, address, name, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// Package supplychain runs the program of the same name, and compiles it when
+// it is not there or not of this checkout: its libraries take minutes, which
+// the targets that do not need it should not wait for.
+package supplychain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// Command is where and with what output the program runs.
+type Command struct {
+	Root     string // of the repository
+	Cache    string // the project's cache folder
+	Out, Log io.Writer
+}
+
+// Program compiles the program and returns its path. An unchanged checkout
+// costs a second: the go command finds its own work.
+func (c Command) Program(ctx context.Context) (string, error) {
+	program := filepath.Join(c.Cache, "bin", "supplychain")
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		return "", fmt.Errorf("make the cache folder: %w", err)
+	}
+	if _, err := os.Stat(program); err != nil {
+		fmt.Fprintln(c.Log, "compiling the supply-chain program, once (a few minutes with a cold Go cache)")
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Log, c.Log
+	interruptible(cmd)
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("compile ./internal/cmd/supplychain: %w", err)
+	}
+	return program, nil
+}
+
+// Run runs one subcommand in the repository's root.
+func (c Command) Run(ctx context.Context, args ...string) error {
+	program, err := c.Program(ctx)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Root, os.Stdin, c.Out, c.Log
+	interruptible(cmd)
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", args[0], err)
+	}
+	return nil
+}
+
+// interruptible lets the program clean up when the context ends.
+func interruptible(cmd *exec.Cmd) {
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+}

@@ -1,0 +1,242 @@
+package unpack
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/json"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
+)
+
+// image is the merged rootfs and the records that a test finishes.
+type image struct {
+	files   map[string]string // a trailing slash makes a folder, "-> x" a link
+	records []record
+	table   map[string]script
+	plan    plan.Finish
+}
+
+func rec(name string, scripts bool) record {
+	return record{Name: name, Arch: "amd64", Scripts: scripts, Control: "Package: " + name + "\nVersion: 1\nArchitecture: amd64\nDescription: d\n"}
+}
+
+func (im image) finish(t *testing.T) ([]string, error) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		skip(t, "files of other owners can only be made by root")
+	}
+	root, meta, out := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, r := range im.records {
+		im.files["usr/share/doc/"+r.Name+"/copyright"] = "MIT"
+	}
+	for p, content := range im.files {
+		p = filepath.Join(root, p)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if target, ok := strings.CutPrefix(content, "-> "); ok {
+			err = os.Symlink(target, p)
+		} else {
+			err = os.WriteFile(p, []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := json.Marshal(im.records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(meta, recordsFile), b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	im.plan.Epoch, im.plan.Arch = epoch, "amd64"
+	if im.plan.Database == "" {
+		im.plan.Database = plan.Dpkg
+	}
+	err = runFinish(t.Context(), im.plan, im.table, root, "", out, []string{meta})
+	if err != nil {
+		return nil, err
+	}
+	return listing(t, out), nil
+}
+
+func TestDatabase(t *testing.T) {
+	r := rec("libx", false)
+	r.Control = "Package: libx\nSource: x\nVersion: 1\nArchitecture: amd64\nMulti-Arch: same\nHomepage: https://example.test\nDepends: libc6\nDescription: short\n long\n"
+	r.Conffiles = []conffile{{"/etc/x", "0cc1", ""}, {"/etc/y", "newconffile", "remove-on-upgrade"}}
+	r.Triggers = "# comment\ninterest-noawait /usr/lib/x\ninterest x-named\nactivate-noawait ldconfig\n"
+	d := rec("diverter", true)
+	l, err := image{files: map[string]string{}, records: []record{r, d}, table: map[string]script{"diverter": {Divert: map[string]map[string]string{"amd64": {"/a": "/b"}, "arm64": {"/c": "/d"}}}}}.finish(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, l,
+		`"Package: diverter\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\nDescription: d\n\nPackage: libx\nStatus: install ok installed\nArchitecture: amd64\nMulti-Arch: same\nSource: x\nVersion: 1\nDepends: libc6\nConffiles:\n /etc/x 0cc1\n /etc/y newconffile remove-on-upgrade\nDescription: short\n long\nHomepage: https://example.test\n\n"`,
+		`/triggers/File 100644 0:0 1700000000 n1 "/usr/lib/x libx:amd64/noawait\n"`, `/triggers/x-named 100644 0:0 1700000000 n1 "libx:amd64\n"`,
+		`/diversions 100644 0:0 1700000000 n1 "/a\n/b\ndiverter\n"`, `/arch-native 100644 0:0 1700000000 n1 "amd64\n"`,
+		"/etc/machine-id 100444 0:0 1700000000 n1 \"\"")
+}
+
+func TestAlternatives(t *testing.T) {
+	table := map[string]script{
+		"gcc":   {Alternatives: []string{"/usr/bin/cc cc /usr/bin/gcc 20 --slave /usr/share/man/cc.1 cc.1 /usr/share/man/gcc.1 --slave /usr/bin/c2 c2 /usr/bin/gcc"}},
+		"clang": {Alternatives: []string{"/usr/bin/cc cc /usr/bin/clang 10"}},
+		"bash":  {Alternatives: []string{"/usr/share/man/b.7 b.7 /usr/share/man/bash.7 10"}}, // left out of the image
+	}
+	im := image{files: map[string]string{"usr/bin/gcc": "g", "usr/bin/clang": "c"}, table: table,
+		records: []record{rec("gcc", true), rec("clang", true), rec("bash", true)}, plan: plan.Finish{Paths: plan.Slim}}
+	l, err := im.finish(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, l, "/usr/bin/cc 120777 0:0 1700000000 -> /etc/alternatives/cc", "/etc/alternatives/cc 120777 0:0 1700000000 -> /usr/bin/gcc", "/etc/alternatives/c2 ",
+		`/alternatives/cc 100644 0:0 1700000000 n1 "auto\n/usr/bin/cc\nc2\n/usr/bin/c2\ncc.1\n/usr/share/man/cc.1\n\n/usr/bin/clang\n10\n\n\n/usr/bin/gcc\n20\n/usr/bin/gcc\n/usr/share/man/gcc.1\n\n"`)
+	wantNot(t, l, "/etc/alternatives/cc.1", "b.7")
+	delete(im.files, "usr/bin/clang")
+	if _, err := im.finish(t); err == nil || !strings.Contains(err.Error(), "the image has no /usr/bin/clang") {
+		t.Errorf("without clang the error is %v", err)
+	}
+}
+
+func TestAccounts(t *testing.T) {
+	im := image{
+		files:   map[string]string{"usr/share/base-passwd/passwd.master": "root:*:0:0:root:/root:/bin/bash\n", "usr/share/base-passwd/group.master": "root:*:0:\nshadow:*:42:\n"},
+		records: []record{rec("base-passwd", true), rec("passwd", true), rec("ssh", true)},
+		table:   map[string]script{"base-passwd": {Native: []string{"accounts"}}, "ssh": {Groups: map[string]int{"_ssh": 101}}},
+		plan: plan.Finish{Users: []plan.User{{Name: "nonroot", UID: 65532, GID: 65532, Home: "/home/nonroot", Shell: "/bin/bash"}},
+			Groups: []plan.AccountGroup{{Name: "nonroot", GID: 65532}}, SubIDs: []plan.SubID{{User: "nonroot", First: 100000, Count: 65536}}},
+	}
+	l, err := im.finish(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, l,
+		`/etc/passwd 100644 0:0 1700000000 n1 "root:x:0:0:root:/root:/bin/bash\nnonroot:x:65532:65532::/home/nonroot:/bin/bash\n"`,
+		`/etc/group 100644 0:0 1700000000 n1 "root:x:0:\nshadow:x:42:\n_ssh:x:101:\nnonroot:x:65532:\n"`,
+		`/etc/shadow 100640 0:42 1700000000 n1 "root:*:19675:0:99999:7:::\nnonroot:!:19675:0:99999:7:::\n"`,
+		`/etc/gshadow 100640 0:42 1700000000 n1 "root:*::\nshadow:*::\n_ssh:!::\nnonroot:!::\n"`,
+		`/etc/subuid 100644 0:0 1700000000 n1 "nonroot:100000:65536\n"`)
+	for name, u := range map[string]plan.User{
+		`"root" is there twice`:    {Name: "root", UID: 5, Home: "/", Shell: "/bin/sh"},
+		`both have the id 65532`:   {Name: "other", UID: 65532, Home: "/", Shell: "/bin/sh"},
+		`is there twice or not va`: {Name: "a:b", UID: 5, Home: "/", Shell: "/bin/sh"},
+	} {
+		bad := im
+		bad.plan.Users = append([]plan.User{u}, im.plan.Users...)
+		if _, err := bad.finish(t); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v: the error is %v", u, err)
+		}
+	}
+}
+
+func TestPlanned(t *testing.T) {
+	im := image{
+		files:   map[string]string{"usr/local/go/go.env": "GOPROXY=x\n", "usr/share/profile": "old\n", "etc/x": "x", "bin": "-> usr/bin"},
+		records: []record{rec("base-files", true)},
+		table:   map[string]script{"base-files": {Copy: map[string]string{"/etc/profile": "/usr/share/profile", "/etc/motd": "/usr/share/profile"}}},
+		plan: plan.Finish{
+			Dirs: []plan.Dir{{Path: "/home/u/.cache", Mode: "0775", UID: 7}},
+			Files: []plan.File{{Path: "/usr/local/go/go.env", Content: "GOPATH=y\n", Prepend: true}, {Path: "/etc/profile", Content: "new\n", Prepend: true},
+				{Path: "/etc/motd", Content: "ours"}, {Path: "/bin/tool", Content: "t", Mode: "0755"}},
+			Links: []plan.Link{{Path: "/usr/local/cargo", Target: "../lib/cargo"}},
+		},
+	}
+	l, err := im.finish(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, l, `/usr/local/go/go.env 100644 0:0 1700000000 n1 "GOPATH=y\nGOPROXY=x\n"`, `/etc/profile 100644 0:0 1700000000 n1 "new\nold\n"`, `/etc/motd 100644 0:0 1700000000 n1 "ours"`,
+		"/home/u/.cache 40775 7:0 1700000000", "/home/u 40755 0:0 1700000000", "/usr/bin/tool 100755", "/usr/local/cargo 120777 0:0 1700000000 -> ../lib/cargo")
+	for want, change := range map[string]func(*plan.Finish){
+		"is not an absolute canonical path": func(p *plan.Finish) { p.Dirs = []plan.Dir{{Path: "home/../x"}} },
+		"is not octal":                      func(p *plan.Finish) { p.Dirs = []plan.Dir{{Path: "/x", Mode: "9"}} },
+		"which no package has":              func(p *plan.Finish) { p.Files = []plan.File{{Path: "/none", Prepend: true}} },
+		"climbs above the root":             func(p *plan.Finish) { p.Links = []plan.Link{{Path: "/x", Target: "../x"}} },
+		"has the path already":              func(p *plan.Finish) { p.Files = append(p.Files, plan.File{Path: "/usr/bin/tool"}) },
+	} {
+		bad := im
+		change(&bad.plan)
+		if _, err := bad.finish(t); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, not %q", err, want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	a, b := rec("a", false), rec("b", false)
+	a.List, b.List = []string{"/etc", "/etc/x"}, []string{"/etc/x"}
+	if _, err := (image{files: map[string]string{"etc/x": ""}, records: []record{a, b}}).finish(t); err == nil || !strings.Contains(err.Error(), "packages a and b both have the file /etc/x") {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := (image{files: map[string]string{"usr/share/doc/c": "-> d"}, records: []record{}}).finish(t); err != nil {
+		t.Error(err)
+	}
+}
+
+// The hash is OpenSSL's, whatever the subject looks like.
+func TestSubjectHash(t *testing.T) {
+	openssl, err := exec.LookPath("openssl")
+	if err != nil {
+		skip(t, "openssl is not installed")
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cn, o := asn1.ObjectIdentifier{2, 5, 4, 3}, asn1.ObjectIdentifier{2, 5, 4, 10}
+	for _, subject := range []pkix.RDNSequence{
+		{{{Type: cn, Value: "Plain"}}},
+		{{{Type: o, Value: "  Two  Blanks\tand MORE "}}, {{Type: cn, Value: "Ünïcode ÀÉ CA"}}},
+		{{{Type: cn, Value: "many"}, {Type: o, Value: "in one"}}},
+		{{{Type: cn, Value: asn1.RawValue{Tag: asn1.TagT61String, Bytes: []byte("T61 \xe9")}}}},
+		{{{Type: cn, Value: asn1.RawValue{Tag: asn1.TagBMPString, Bytes: []byte("\x00B\x00 \x00 \x00M\x01\x00")}}}},
+		{},
+	} {
+		raw, err := asn1.Marshal(subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: raw, NotBefore: time.Unix(epoch, 0), NotAfter: time.Unix(epoch+1, 0)}
+		der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := filepath.Join(t.TempDir(), "c.pem")
+		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		if err := os.WriteFile(p, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		want, err := exec.Command(openssl, "x509", "-noout", "-subject_hash", "-in", p).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, want)
+		}
+		if got, err := subjectHash(text); err != nil || got != strings.TrimSpace(string(want)) {
+			t.Errorf("%v: the hash is %s, OpenSSL's %s (%v)", subject, got, want, err)
+		}
+	}
+}
+
+func TestCompareLibraries(t *testing.T) {
+	sorted := []string{"ld.so", "liba.so", "liba.so.2", "liba.so.10", "libab.so", "lib1.so"}
+	for i, a := range sorted {
+		for j, b := range sorted {
+			if got := compareLibraries(a, b); (got < 0) != (i < j) || (got > 0) != (i > j) {
+				t.Errorf("%s against %s: %d", a, b, got)
+			}
+		}
+	}
+}

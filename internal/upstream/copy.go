@@ -1,0 +1,144 @@
+package upstream
+
+import (
+	"context"
+	"os"
+	"path"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+)
+
+// Copy fills dir with everything that the lock names and what Verify reads:
+// a mirror for a machine without a network. Its folders are called as the
+// kinds of sources are (debian, debian-security, go, npm). What is there and
+// right already is kept, so an interrupted copy goes on where it stopped.
+func (c *Config) Copy(ctx context.Context, dir string) error {
+	l, err := lock.Load(c.Dir)
+	if err != nil {
+		return err
+	}
+	releases, err := l.Releases(c.Dir)
+	if err != nil {
+		return err
+	}
+	place := func(kind lock.Kind, p string) string {
+		return filepath.Join(dir, string(kind), filepath.FromSlash(p))
+	}
+	all, err := indexes(l.Suites, releases)
+	if err != nil {
+		return err
+	}
+	g, gctx := parallel(ctx)
+	var files, bytes atomic.Int64
+	for _, i := range all {
+		g.Go(func() error {
+			file := place(i.plain.Kind, i.plain.Path)
+			if err := c.fetchIndex(gctx, i, file); err != nil {
+				return err
+			}
+			if i.byHash.Path == "" {
+				return nil
+			}
+			return linkFile(file, place(i.byHash.Kind, i.byHash.Path))
+		})
+	}
+	sources := l.Sources()
+	for _, s := range sources {
+		g.Go(func() error {
+			if err := c.Mirrors.Fetch(gctx, s, place(s.Kind, s.Path)); err != nil {
+				return err
+			}
+			bytes.Add(s.Size)
+			if n := files.Add(1); n%100 == 0 {
+				c.say("%d of %d sources, %d MB", n, len(sources), bytes.Load()/1e6)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	// What follows names the rest, so it comes last: a copy that has an
+	// InRelease file is complete.
+	for _, step := range []func() error{
+		func() error { return c.copyGoNotes(ctx, l, place) },
+		func() error { return c.copyManifests(ctx, l, place) },
+		func() error { return c.copyReleases(l, place) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	c.say("%d sources, %d MB in %s", files.Load(), bytes.Load()/1e6, dir)
+	return nil
+}
+
+// copyGoNotes keeps what the checksum database answers to Verify.
+func (c *Config) copyGoNotes(ctx context.Context, l *lock.Lock, place func(lock.Kind, string) string) error {
+	db, err := c.checksumDB(ctx)
+	if err != nil || db.off != "" {
+		return err
+	}
+	for _, arch := range lock.Arches() {
+		if err := db.check(l.Go[arch], toolchainVersion(l.Go[arch].Version, arch)); err != nil {
+			return err
+		}
+	}
+	for p, data := range db.ops.read {
+		if err := writeFile(place(lock.KindGo, db.ops.proxied(p)), data); err != nil {
+			return err
+		}
+	}
+	// The go command asks a proxy for this file before it uses it for the database.
+	return writeFile(place(lock.KindGo, db.ops.proxied("/supported")), nil)
+}
+
+// copyManifests keeps the registry's entries of the locked versions.
+func (c *Config) copyManifests(ctx context.Context, l *lock.Lock, place func(lock.Kind, string) string) error {
+	for _, packages := range l.NPM {
+		for _, p := range packages {
+			_, text, err := c.manifest(ctx, p)
+			if err != nil {
+				return err
+			}
+			if err := writeFile(place(lock.KindNPM, path.Join(p.Name, p.Version)), text); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Config) copyReleases(l *lock.Lock, place func(lock.Kind, string) string) error {
+	for _, s := range l.Suites {
+		text, err := os.ReadFile(filepath.Join(c.Dir, lock.ReleaseDir, s.Name))
+		if err != nil {
+			return err
+		}
+		src := inRelease(s)
+		if err := writeFile(place(src.Kind, src.Path), text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeFile(name string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	return lock.WriteFile(name, data)
+}
+
+// linkFile gives a file a second name, replacing what has that name.
+func linkFile(file, name string) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return os.Link(file, name)
+}

@@ -1,0 +1,232 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/version"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/sumdb"
+	"golang.org/x/mod/sumdb/dirhash"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
+)
+
+// toolchain is the module that holds the Go toolchains, one version for each
+// release and platform: v0.0.1-go1.27.4.linux-amd64.
+const toolchain = "golang.org/toolchain"
+
+func toolchainVersion(release, arch string) string { return "v0.0.1-" + release + ".linux-" + arch }
+
+// newestGo locks the newest stable release that both platforms have. A
+// toolchain that old already locks is not downloaded again.
+func (c *Config) newestGo(ctx context.Context, tmp string, old *lock.Lock) (map[string]lock.Module, error) {
+	list, err := c.Mirrors.Read(ctx, lock.Source{Kind: lock.KindGo, Name: "the list of Go toolchains", Path: toolchain + "/@v/list"}, "", 16<<20)
+	if err != nil {
+		return nil, err
+	}
+	has := map[string]bool{}
+	for v := range strings.FieldsSeq(string(list)) {
+		has[v] = true
+	}
+	newest := ""
+	for v := range has {
+		release, ok := strings.CutSuffix(strings.TrimPrefix(v, "v0.0.1-"), ".linux-amd64")
+		// A stable release is go1.N.M; betas and candidates have letters there.
+		if !ok || !version.IsValid(release) || strings.Count(release, ".") != 2 || strings.ContainsAny(release[2:], "abcdefghijklmnopqrstuvwxyz-") {
+			continue
+		}
+		if has[toolchainVersion(release, "arm64")] && (newest == "" || version.Compare(release, newest) > 0) {
+			newest = release
+		}
+	}
+	if newest == "" {
+		return nil, fmt.Errorf("the Go module proxy lists no stable toolchain for linux-amd64 and linux-arm64: set %s to a complete one", lock.KindGo.Variable())
+	}
+	db, err := c.checksumDB(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]lock.Module{}
+	for _, arch := range lock.Arches() {
+		v := toolchainVersion(newest, arch)
+		p, err := mirror.ModulePath(toolchain, v, "zip")
+		if err != nil {
+			return nil, err
+		}
+		m := lock.Module{Version: newest, Path: p}
+		if old != nil && old.Go[arch].Version == newest && old.Go[arch].Path == p {
+			m = old.Go[arch]
+		} else if m, err = c.hashModule(ctx, m, tmp); err != nil {
+			return nil, err
+		}
+		if err := db.check(m, v); err != nil {
+			return nil, err
+		}
+		out[arch] = m
+	}
+	return out, nil
+}
+
+// hashModule downloads a module zip to learn its size and hashes.
+func (c *Config) hashModule(ctx context.Context, m lock.Module, tmp string) (lock.Module, error) {
+	c.say("Go: downloading %s", m)
+	file := filepath.Join(tmp, filepath.Base(m.Path))
+	size, sum, err := c.Mirrors.Download(ctx, m.Source(), file)
+	if err != nil {
+		return m, err
+	}
+	m.Size, m.SHA256 = size, sum
+	if m.H1, err = dirhash.HashZip(file, dirhash.Hash1); err != nil {
+		return m, fmt.Errorf("%s is no module zip: %w", m, err)
+	}
+	return m, nil
+}
+
+// checksums is the Go checksum database, or the reason why it is not asked.
+type checksums struct {
+	client *sumdb.Client
+	ops    *sumOps
+	off    string
+}
+
+// goDatabaseKey is the public key of the Go project's checksum database,
+// which the go command has built in; the database's name is what
+// `go env GOSUMDB` gives, and part of the key's own hash.
+const goDatabaseKey = "033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8"
+
+// checksumDB connects to the checksum database that the go command would
+// use, through the first GOPROXY that offers it, else directly.
+// https://go.dev/ref/mod#checksum-database
+func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
+	setting, err := c.goEnv(ctx, "GOSUMDB")
+	if err != nil {
+		return nil, err
+	}
+	if setting == "off" {
+		return &checksums{off: "GOSUMDB=off"}, nil
+	}
+	skip, err := c.goEnv(ctx, "GONOSUMDB") // its default is GOPRIVATE
+	if err != nil {
+		return nil, err
+	}
+	if module.MatchPrefixPatterns(skip, toolchain) {
+		return &checksums{off: "GONOSUMDB matches " + toolchain}, nil
+	}
+	fields := strings.Fields(setting)
+	if len(fields) == 0 || len(fields) > 2 {
+		return nil, fmt.Errorf("GOSUMDB is %q, which is not of the form \"NAME[+KEY] [URL]\"", mirror.Redact(setting))
+	}
+	key, direct := fields[0], ""
+	if !strings.Contains(key, "+") {
+		key += "+" + goDatabaseKey
+	}
+	name, _, _ := strings.Cut(key, "+")
+	if direct = "https://" + name; len(fields) == 2 {
+		direct = fields[1]
+	}
+	ops := &sumOps{ctx: ctx, mirrors: c.Mirrors, key: key, name: name, direct: direct, read: map[string][]byte{}}
+	return &checksums{client: sumdb.NewClient(ops), ops: ops}, nil
+}
+
+// goEnv is a setting of the go command.
+func (c *Config) goEnv(ctx context.Context, name string) (string, error) {
+	if v := c.Env(name); v != "" {
+		return v, nil
+	}
+	out, err := exec.CommandContext(ctx, "go", "env", name).Output()
+	if err != nil {
+		return "", fmt.Errorf("%s is not set and `go env %s` fails: %w", name, name, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// check compares a toolchain's h1 with the checksum database.
+func (d *checksums) check(m lock.Module, moduleVersion string) error {
+	if d.off != "" {
+		return nil
+	}
+	lines, err := d.client.Lookup(toolchain, moduleVersion)
+	if err != nil {
+		if d.ops.security != "" {
+			err = errors.New(d.ops.security)
+		}
+		return fmt.Errorf("%s cannot be checked against the checksum database: %w", m, err)
+	}
+	prefix := toolchain + " " + moduleVersion + " "
+	for _, line := range lines {
+		if h1, ok := strings.CutPrefix(line, prefix); ok {
+			if h1 != m.H1 {
+				return fmt.Errorf("%s has another content than the checksum database knows: expected %s, found %s: set %s to another proxy", m, h1, m.H1, lock.KindGo.Variable())
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("the checksum database has no line for %s %s", toolchain, moduleVersion)
+}
+
+// sumOps is how the database's client reaches it. It keeps nothing between
+// runs: a lookup proves itself by the signed tree.
+type sumOps struct {
+	ctx               context.Context
+	mirrors           *mirror.Mirrors
+	key, name, direct string
+
+	mu       sync.Mutex
+	latest   []byte
+	read     map[string][]byte // what was read, by path
+	security string
+}
+
+// proxied is a path of the database as a module proxy serves it.
+func (o *sumOps) proxied(p string) string { return "sumdb/" + o.name + p }
+
+func (o *sumOps) ReadRemote(p string) ([]byte, error) {
+	src := lock.Source{Kind: lock.KindGo, Name: "the checksum database", Path: o.proxied(p)}
+	data, err := o.mirrors.Read(o.ctx, src, "", 1<<20)
+	if isNotFound(err) {
+		data, err = o.mirrors.ReadURL(o.ctx, o.direct+p, 1<<20)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.read[p] = data
+	return data, nil
+}
+
+func (o *sumOps) ReadConfig(file string) ([]byte, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if file == "key" {
+		return []byte(o.key), nil
+	}
+	return o.latest, nil
+}
+
+func (o *sumOps) WriteConfig(_ string, old, now []byte) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if string(o.latest) != string(old) {
+		return sumdb.ErrWriteConflict
+	}
+	o.latest = now
+	return nil
+}
+
+func (o *sumOps) ReadCache(string) ([]byte, error) { return nil, errors.New("nothing is cached") }
+func (o *sumOps) WriteCache(string, []byte)        {}
+func (o *sumOps) Log(string)                       {}
+
+func (o *sumOps) SecurityError(text string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.security = text
+}

@@ -1,0 +1,102 @@
+// Package vcs says which commit a checkout is at, and brings a commit of
+// another repository onto this machine.
+package vcs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// State is a checkout's commit.
+type State struct {
+	Commit  string    // 40 hex digits, with -dirty when the work tree differs; "unknown" outside git
+	Version string    // of `git describe`, without the v of a tag: 1.2.3, 1.2.3-4-gabcdef0, 0.0.0-gabcdef0
+	Time    time.Time // the commit's, UTC; zero outside git
+}
+
+// Describe reads the state of the checkout at dir.
+func Describe(ctx context.Context, dir string) (State, error) {
+	if _, err := git(ctx, dir, "rev-parse", "--git-dir"); err != nil {
+		return State{Commit: "unknown", Version: "0.0.0"}, nil
+	}
+	line, err := git(ctx, dir, "log", "-1", "--format=%H %ct")
+	if err != nil {
+		return State{}, fmt.Errorf("%s has no commit yet: %w", dir, err)
+	}
+	hash, seconds, _ := strings.Cut(line, " ")
+	unix, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return State{}, fmt.Errorf("git log printed %q for the commit's time: %w", line, err)
+	}
+	s := State{Commit: hash, Time: time.Unix(unix, 0).UTC(), Version: "0.0.0-g" + hash[:12]}
+	if tag, err := git(ctx, dir, "describe", "--tags", "--match", "v[0-9]*"); err == nil {
+		s.Version = strings.TrimPrefix(tag, "v")
+	}
+	changed, err := git(ctx, dir, "status", "--porcelain", "--untracked-files=no")
+	if err != nil {
+		return State{}, err
+	}
+	if changed != "" {
+		s.Commit += "-dirty"
+		s.Version += "-dirty"
+	}
+	return s, nil
+}
+
+// Checkout brings a branch, tag or commit of a repository into a folder of
+// its own below cache and returns the folder and the commit.
+func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, err error) {
+	if ref == "" || strings.HasPrefix(ref, "-") || strings.HasPrefix(url, "-") {
+		return "", "", fmt.Errorf("git:%s#%s does not name a tag or commit; write git:URL#REF", url, ref)
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", "", err
+	}
+	tmp, err := os.MkdirTemp(cache, ".clone-*")
+	if err != nil {
+		return "", "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	if _, err := git(ctx, tmp, "init", "-q"); err != nil {
+		return "", "", err
+	}
+	if _, err := git(ctx, tmp, "fetch", "-q", "--depth=1", "--", url, ref); err != nil {
+		return "", "", fmt.Errorf("cannot fetch %s of the repository: %w", ref, err)
+	}
+	if commit, err = git(ctx, tmp, "rev-parse", "FETCH_HEAD^{commit}"); err != nil {
+		return "", "", err
+	}
+	dir = filepath.Join(cache, commit)
+	if _, err := os.Stat(dir); err == nil {
+		return dir, commit, nil
+	}
+	if _, err := git(ctx, tmp, "checkout", "-q", "--detach", commit); err != nil {
+		return "", "", err
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		if _, serr := os.Stat(dir); serr != nil {
+			return "", "", err
+		}
+	}
+	return dir, commit, nil
+}
+
+func git(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "LC_ALL=C")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(stderr.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}

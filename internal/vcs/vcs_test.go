@@ -1,0 +1,85 @@
+package vcs
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func run(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null",
+		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.test", "GIT_AUTHOR_DATE=2001-02-03T04:05:06Z",
+		"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.test", "GIT_COMMITTER_DATE=2001-02-03T04:05:06Z")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+}
+
+func repository(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	run(t, dir, "init", "-q")
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, "add", "f")
+	run(t, dir, "commit", "-qm", "one")
+	return dir
+}
+
+func TestDescribe(t *testing.T) {
+	dir := repository(t)
+	for _, step := range []struct {
+		name, version string
+		do            func()
+		dirty         bool
+	}{
+		{"no tag", "0.0.0-g", func() {}, false},
+		{"a tag", "1.2.3", func() { run(t, dir, "tag", "v1.2.3") }, false},
+		{"an untracked file", "1.2.3", func() { os.WriteFile(filepath.Join(dir, "g"), nil, 0o644) }, false},
+		{"a change", "1.2.3-dirty", func() { os.WriteFile(filepath.Join(dir, "f"), []byte("2"), 0o644) }, true},
+	} {
+		step.do()
+		s, err := Describe(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(s.Version, step.version) || strings.HasSuffix(s.Commit, "-dirty") != step.dirty || s.Time.Unix() != 981173106 {
+			t.Errorf("%s: %+v", step.name, s)
+		}
+	}
+	s, err := Describe(t.Context(), t.TempDir())
+	if err != nil || s.Commit != "unknown" {
+		t.Errorf("outside git: %+v, %v", s, err)
+	}
+}
+
+func TestCheckout(t *testing.T) {
+	repo, cache := repository(t), t.TempDir()
+	run(t, repo, "tag", "v1")
+	dir, commit, err := Checkout(t.Context(), cache, repo, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(b) != "1" {
+		t.Errorf("the checkout holds %q, %v", b, err)
+	}
+	again, same, err := Checkout(t.Context(), cache, repo, commit)
+	if err != nil || again != dir || same != commit {
+		t.Errorf("the commit itself: %s %s %v", again, same, err)
+	}
+	for _, ref := range []string{"v2", "", "--upload-pack=x"} {
+		if _, _, err := Checkout(t.Context(), cache, repo, ref); err == nil {
+			t.Errorf("ref %q was accepted", ref)
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(cache, ".clone-*"))
+	if len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}

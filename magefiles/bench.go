@@ -1,0 +1,26 @@
+//go:build mage
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/magefile/mage/mg"
+
+	"github.com/loomcycle/loomcycle-images/internal/bench"
+)
+
+// Bench holds the targets that measure, each writing its table into docs/PERFORMANCE.md.
+type Bench mg.Namespace
+
+// Build measures builds of the family against a Dockerfile under QEMU; a quarter of an hour.
+func (Bench) Build(ctx context.Context) error {
+	table, err := bench.Build(ctx, ".", os.Getenv, os.Stderr)
+	if err != nil {
+		return err
+	}
+	fmt.Println(table)
+	return bench.Record("docs/PERFORMANCE.md", "bench:build", table)
+}

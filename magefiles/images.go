@@ -1,0 +1,71 @@
+//go:build mage
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/magefile/mage/mg"
+
+	"github.com/loomcycle/loomcycle-images/internal/build"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+)
+
+// Dist builds the whole family for both platforms into dist/, describes, signs and judges it, and smokes what runs here.
+func Dist(ctx context.Context) error {
+	r, err := build.Run(ctx, options())
+	if err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{Sbom, Provenance, Sign, Policy} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	if err := Smoke(ctx, nil); err != nil {
+		return err
+	}
+	return dist.Summary(os.Stdout, r)
+}
+
+// Images holds the targets of single images.
+type Images mg.Namespace
+
+// Build builds one image, or the whole family, into dist/oci.
+func (Images) Build(ctx context.Context, name *string) error {
+	o := options()
+	if name != nil {
+		o.Images = []string{*name}
+	}
+	r, err := build.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	return dist.Summary(os.Stdout, r)
+}
+
+// Inspect prints what an image of dist/oci is and what is in it.
+func (Images) Inspect(name string) error {
+	return dist.Inspect(os.Stdout, "dist", name)
+}
+
+// Load puts an image's native variant into docker or podman.
+func (Images) Load(ctx context.Context, name string) error {
+	ref, engine, err := dist.Load(ctx, "dist", name)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s has %s\n", engine, ref)
+	return nil
+}
+
+// Reproduce builds twice from nothing and compares the digests.
+func (Images) Reproduce(ctx context.Context) error {
+	return build.Reproduce(ctx, options(), os.Stdout)
+}
+
+func options() build.Options {
+	return build.Options{Root: ".", Getenv: os.Getenv, Log: os.Stderr}
+}

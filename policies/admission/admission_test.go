@@ -1,0 +1,214 @@
+package admission_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/opencontainers/go-digest"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/provenance"
+)
+
+// predicates are what the release attaches to every variant.
+var predicates = []string{"https://spdx.dev/Document", "https://cyclonedx.org/bom", "https://slsa.dev/provenance/v1"}
+
+func load(t *testing.T, file string) any {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v any
+	if err := yaml.Unmarshal(text, &v); err != nil { // JSON is YAML
+		t.Fatal(err)
+	}
+	// The schema library wants what encoding/json makes.
+	text, err = json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err = jsonschema.UnmarshalJSON(bytes.NewReader(text)); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func schema(t *testing.T, file string) *jsonschema.Schema {
+	t.Helper()
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	s, err := c.Compile(filepath.Join("schemas", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSchemas(t *testing.T) {
+	for _, c := range []struct {
+		file, schema string
+		// broken is a change that the schema must refuse.
+		from, to string
+	}{
+		{"cluster-image-policy.yaml", "cluster-image-policy.schema.json", "subjectRegExp:", "subjectRegex:"},
+		{"cluster-image-policy.yaml", "cluster-image-policy.schema.json", "signatureFormat: bundle", "signatureFormat: bundles"},
+		{"kyverno.yaml", "kyverno.schema.json", "type: SigstoreBundle", "type: Bundle"},
+		{"kyverno.yaml", "kyverno.schema.json", "required: true", "require: true"},
+		{"policy.json", "policy.schema.json", `"keyPath"`, `"keypath"`},
+		{"policy.json", "policy.schema.json", `"matchRepository"`, `"matchAnything"`},
+		{"registries.yaml", "registries.schema.json", "use-sigstore-attachments", "use-sigstore"},
+	} {
+		s := schema(t, c.schema)
+		if err := s.Validate(load(t, c.file)); err != nil {
+			t.Errorf("%s: %v", c.file, err)
+		}
+		text, err := os.ReadFile(c.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		broken := filepath.Join(t.TempDir(), c.file)
+		if err := os.WriteFile(broken, bytes.ReplaceAll(text, []byte(c.from), []byte(c.to)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s.Validate(load(t, broken)) == nil {
+			t.Errorf("%s is still valid with %q in place of %q", c.file, c.to, c.from)
+		}
+	}
+}
+
+// find gives every string under a key, anywhere in the document.
+func find(v any, key string) []string {
+	var out []string
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			if s, ok := e.(string); ok && k == key {
+				out = append(out, s)
+			}
+			out = append(out, find(e, key)...)
+		}
+	case []any:
+		for _, e := range v {
+			out = append(out, find(e, key)...)
+		}
+	}
+	return out
+}
+
+func TestIdentityAndPredicates(t *testing.T) {
+	for file, key := range map[string]string{"cluster-image-policy.yaml": "predicateType", "kyverno.yaml": "type"} {
+		doc := load(t, file)
+		have := find(doc, key)
+		for _, p := range predicates {
+			if !slices.Contains(have, p) {
+				t.Errorf("%s does not ask for the attestation %s", file, p)
+			}
+		}
+		expressions := find(doc, "subjectRegExp")
+		if len(expressions) == 0 {
+			t.Errorf("%s names no signer", file)
+		}
+		const workflow = "https://github.com/loomcycle/loomcycle-images/.github/workflows/release.yaml@"
+		for _, e := range expressions {
+			r := regexp.MustCompile(e)
+			for identity, want := range map[string]bool{
+				workflow + "refs/tags/v1.2.3":                                                 true,
+				strings.Replace(workflow, ".yaml", ".yml", 1) + "refs/tags/v1.2.3":            true,
+				workflow + "refs/heads/main":                                                  false,
+				strings.Replace(workflow, "release", "ci", 1) + "refs/tags/v1.2.3":            false,
+				strings.Replace(workflow, "loomcycle/", "evil/", 1) + "refs/tags/v1.2.3":      false,
+				"https://example.test/?" + workflow + "refs/tags/v1.2.3":                      false,
+				strings.Replace(workflow, "github.com", "githubxcom", 1) + "refs/tags/v1.2.3": false,
+			} {
+				if r.MatchString(identity) != want {
+					t.Errorf("%s: %s matches %s: %v, want %v", file, e, identity, !want, want)
+				}
+			}
+		}
+	}
+}
+
+// The controller runs Rego of version 0 and asks for isCompliant.
+func TestRegoOfClusterImagePolicy(t *testing.T) {
+	var module string
+	for _, text := range find(load(t, "cluster-image-policy.yaml"), "data") {
+		module = text
+	}
+	const repository = "https://github.com/loomcycle/loomcycle-images"
+	github := map[string]string{"GITHUB_ACTIONS": "true", "GITHUB_WORKFLOW_REF": "loomcycle/loomcycle-images/.github/workflows/release.yaml@refs/tags/v1.2.3"}
+	for _, c := range []struct {
+		name, repository string
+		env              map[string]string
+		want             bool
+	}{
+		{"a release", repository, github, true},
+		{"a laptop's build", repository, nil, false},
+		{"another repository", "https://github.com/evil/loomcycle-images", github, false},
+	} {
+		statement, err := provenance.Statement(provenance.Input{
+			Image: "loomcycle", Platform: "linux/amd64", Digest: digest.FromString("m"), Version: "1.2.3", Repository: c.repository,
+			Commit: strings.Repeat("a", 40), Lock: &lock.Lock{}, LockDigest: digest.FromString("l"), Compiler: "amd64",
+			Run: provenance.FromEnvironment(func(n string) string { return c.env[n] }, c.repository, "urn:uuid:1"),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var input any
+		if err := json.Unmarshal(statement, &input); err != nil {
+			t.Fatal(err)
+		}
+		got, err := rego.New(rego.SetRegoVersion(ast.RegoV0), rego.Module("policy.rego", module), rego.Query("data.sigstore.isCompliant"), rego.Input(input)).Eval(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != 1 || got[0].Expressions[0].Value != c.want {
+			t.Errorf("%s: isCompliant is %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// skopeo reads policy.json with the library that podman and CRI-O have, and
+// refuses what it does not know.
+func TestContainersPolicyIsRead(t *testing.T) {
+	skopeo, err := exec.LookPath("skopeo")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("skopeo is not installed; apt-get install skopeo")
+		}
+		t.Skip("skopeo is not installed")
+	}
+	text, err := os.ReadFile("policy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		text []byte
+		want string
+	}{
+		// The address is closed: the policy is read before anything is pulled.
+		"good":   {bytes.ReplaceAll(text, []byte("registry.example"), []byte("127.0.0.1:1")), "connection refused"},
+		"broken": {bytes.ReplaceAll(text, []byte("matchRepository"), []byte("matchAnything")), "matchAnything"},
+	} {
+		file := filepath.Join(dir, name+".json")
+		if err := os.WriteFile(file, c.text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.CommandContext(t.Context(), skopeo, "--policy", file, "copy", "docker://127.0.0.1:1/loomcycle/loomcycle:1", "dir:"+filepath.Join(dir, name)).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s policy: skopeo printed %q, want %q", name, out, c.want)
+		}
+	}
+}

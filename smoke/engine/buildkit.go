@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/moby/buildkit/client"
+	"github.com/moby/buildkit/client/llb"
+	"github.com/moby/buildkit/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tonistiigi/fsutil"
+
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+)
+
+// bk runs a container as one BuildKit step: its result is a file that is
+// exported. It needs nothing but the builder, and can do what a build step can.
+type bk struct {
+	builder *buildkit.Builder
+}
+
+// BuildKit is the engine of the builder that builds use.
+func BuildKit(ctx context.Context, o buildkit.Options) (Engine, error) {
+	o.Log = quiet{o.Log} // a display for each of a hundred steps tells nothing
+	b, err := buildkit.Connect(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return &bk{b}, nil
+}
+
+// quiet passes on the notices of a connection and drops progress displays.
+type quiet struct{ io.Writer }
+
+func (q quiet) Write(p []byte) (int, error) {
+	if bytes.HasPrefix(p, []byte("buildkit: ")) {
+		return q.Writer.Write(p)
+	}
+	return len(p), nil
+}
+
+func (b *bk) Name() string { return "buildkit" }
+
+func (b *bk) Can(c *Container) error {
+	var lacks []string
+	lack := func(is bool, what string) {
+		if is {
+			lacks = append(lacks, what)
+		}
+	}
+	lack(len(c.Args) == 0, "running services")
+	lack(c.DropCaps, "dropping capabilities")
+	lack(c.NoNewPrivileges, "no-new-privileges")
+	lack(c.Pids > 0 || c.Memory != "", "pids and memory limits")
+	lack(c.Runtime != "", "choosing a runtime")
+	for _, m := range c.Mounts {
+		lack(m.Volume != "" || m.Host != "" && !m.ReadOnly, "volumes")
+		lack(m.Tmpfs != "" && m.Tmpfs != "01777", "a tmpfs of mode "+m.Tmpfs)
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("BuildKit has no %s; install podman for this case: apt-get install podman runc", lacks[0])
+	}
+	return nil
+}
+
+func (b *bk) Load(context.Context, *Image) error { return nil }
+
+func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
+	const result = "/smoke-result"
+	locals, stores := map[string]fsutil.FS{}, map[string]content.Store{}
+	base, err := b.image(c.Image, stores)
+	if err != nil {
+		return nil, err
+	}
+	arch := strings.TrimPrefix(c.Image.Platform, "linux/")
+	base = base.Platform(ocispec.Platform{OS: "linux", Architecture: arch})
+	config, err := configOf(c.Image)
+	if err != nil {
+		return nil, err
+	}
+	// A step with a cache key of its own: smoke tests are never cached.
+	opts := []llb.RunOption{
+		llb.Args(append(c.Args, result+"/report.json")),
+		llb.AddEnv("SMOKE_RUN", identity.NewID()), llb.IgnoreCache,
+		llb.AddMount(result, llb.Scratch().File(llb.Mkdir("/out", 0o777)), llb.SourcePath("/out")),
+		llb.User(config.User), llb.Dir(config.WorkingDir),
+	}
+	for _, kv := range append(config.Env, c.Env...) {
+		k, v, _ := strings.Cut(kv, "=")
+		opts = append(opts, llb.AddEnv(k, v))
+	}
+	if c.User != "" {
+		opts = append(opts, llb.User(c.User))
+	}
+	if c.Workdir != "" {
+		opts = append(opts, llb.Dir(c.Workdir))
+	}
+	if c.NoNetwork {
+		opts = append(opts, llb.Network(llb.NetModeNone))
+	}
+	if c.ReadOnly {
+		opts = append(opts, llb.ReadonlyRootFS())
+	}
+	for _, h := range c.Hosts {
+		name, addr, _ := strings.Cut(h, ":")
+		opts = append(opts, llb.AddExtraHost(name, net.ParseIP(addr)))
+	}
+	for _, m := range c.Mounts {
+		if m.Tmpfs != "" {
+			opts = append(opts, llb.AddMount(m.Path, llb.Scratch(), llb.Tmpfs(llb.TmpfsSize(2<<30))))
+			continue
+		}
+		fs, err := fsutil.NewFS(m.Host)
+		if err != nil {
+			return nil, err
+		}
+		name := fmt.Sprint("smoke", len(locals))
+		locals[name] = fs
+		opts = append(opts, llb.AddMount(m.Path, llb.Local(name, llb.SharedKeyHint(m.Host)), llb.Readonly))
+	}
+	out := base.Run(opts...).GetMount(result)
+	def, err := out.Marshal(ctx, llb.Platform(ocispec.Platform{OS: "linux", Architecture: arch}))
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "smoke-result-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	_, err = b.builder.Solve(ctx, buildkit.Job{Name: "smoke", Platform: c.Image.Platform, Definition: def, Opt: client.SolveOpt{
+		LocalMounts: locals, OCIStores: stores,
+		Exports: []client.ExportEntry{{Type: client.ExporterLocal, OutputDir: dir}},
+	}})
+	var failed *buildkit.Error
+	if errors.As(err, &failed) && len(failed.Failed) > 0 {
+		f := failed.Failed[0]
+		return &Output{Exit: 1, Stderr: []byte(f.Message + "\n" + f.Log)}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	return &Output{Stdout: text}, err
+}
+
+// image is the state of an image: from the layout, sent by this process, or
+// pulled by the builder.
+func (b *bk) image(img *Image, stores map[string]content.Store) (llb.State, error) {
+	if img.Layout == "" {
+		return llb.Image(img.Ref), nil
+	}
+	store, err := local.NewStore(img.Layout)
+	if err != nil {
+		return llb.State{}, err
+	}
+	const id = "smoke-layout"
+	stores[id] = store
+	return llb.OCILayout("localhost/"+img.Name+"@"+img.Manifest.String(), llb.OCIStore("", id)), nil
+}
+
+func configOf(img *Image) (*ocispec.ImageConfig, error) {
+	if img.Layout == "" {
+		return nil, fmt.Errorf("BuildKit as the smoke engine tests a dist folder only; use podman or docker for %s", img.Ref)
+	}
+	text, err := os.ReadFile(filepath.Join(img.Layout, "blobs", "sha256", img.Config.Encoded()))
+	if err != nil {
+		return nil, err
+	}
+	var c ocispec.Image
+	return &c.Config, json.Unmarshal(text, &c)
+}
+
+var errNoService = errors.New("BuildKit runs no services")
+
+func (b *bk) Start(context.Context, *Container) (Running, error) { return nil, errNoService }
+func (b *bk) Volume(context.Context, string) error               { return nil }
+func (b *bk) RemoveVolume(context.Context, string) error         { return nil }
+func (b *bk) Chown(context.Context, string, string) error        { return nil }
+func (b *bk) Leaks(context.Context) ([]string, error)            { return nil, nil }
+func (b *bk) Close(context.Context) error                        { return b.builder.Close() }

@@ -1,0 +1,98 @@
+package smoke
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/loomcycle/loomcycle-images/images"
+)
+
+// Every case of the repository loads, concerns an image of the family and,
+// all together, they cover each reported fault.
+func TestCases(t *testing.T) {
+	s, err := Load(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := images.Load(os.DirFS(".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := map[int]bool{}
+	for _, c := range s.Cases {
+		faults[c.Fault] = true
+		var n int
+		for _, img := range f.Images {
+			if concerns(c.Images, img.Name) {
+				n++
+			}
+		}
+		if n == 0 {
+			t.Errorf("%s: case %s concerns no image: %q", c.File, c.Name, c.Images)
+		}
+	}
+	// 4 and 6 are profiles of the case of fault 3.
+	for n := 1; n <= 13; n++ {
+		if !faults[n] && n != 4 && n != 6 {
+			t.Errorf("no case rules out fault %d", n)
+		}
+	}
+	for _, p := range []string{"root-tmpfs", "arbitrary-uid"} {
+		if _, ok := s.Profiles[p]; !ok {
+			t.Errorf("the profile %s is missing", p)
+		}
+	}
+}
+
+func TestLoadErrors(t *testing.T) {
+	head := "cases:\n  - name: one\n    title: A case of a test\n    images: [loomcycle]\n"
+	for _, tc := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"unknown field", head + "    steps:\n      - {run: 'true', exitcode: 1}\n", []string{"cases/x.yaml:6", "case one steps 0", "exitcode"}},
+		{"wrong type", head + "    steps:\n      - {run: 'true', exit: many}\n", []string{"cases/x.yaml:6", "case one steps 0 exit", "got string, want integer"}},
+		{"bad duration", head + "    timeout: soon\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one timeout", "soon"}},
+		{"no steps", head, []string{"cases/x.yaml:2", "case one", "steps"}},
+		{"missing title", "cases:\n  - name: one\n    images: [x]\n    steps: [{run: x}]\n", []string{"cases/x.yaml:2", "case one", "title"}},
+		{"bad pattern", head + "    steps:\n      - {run: 'true', stdout: ['(']}\n", []string{"cases/x.yaml", "missing closing )"}},
+		{"unknown profile", head + "    profiles: [gone]\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml: case one", `no profile is called "gone"`}},
+		{"unknown fixture", head + "    fixture: gone\n    steps: [{run: 'true'}]\n", []string{"case one", `smoke/fixtures has no folder "gone"`}},
+		{"two of a name", head + "    steps: [{run: 'true'}]\n" + strings.TrimPrefix(head, "cases:\n") + "    steps: [{run: 'true'}]\n", []string{"case one", "same name"}},
+		{"no YAML", "cases: [", []string{"cases/x.yaml", "line 1"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Load(fstest.MapFS{
+				"cases/x.yaml":   {Data: []byte(tc.text)},
+				"fixtures/there": {Mode: os.ModeDir},
+			})
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			for _, w := range tc.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q is not in the error:\n%v", w, err)
+				}
+			}
+		})
+	}
+}
+
+// A profile's container, with what the case and the phase change of it.
+func TestOver(t *testing.T) {
+	yes, no := true, false
+	base := Container{Network: "none", ReadOnly: &yes, Pids: 100, Env: map[string]string{"A": "1", "B": "1"},
+		Mounts: []Mount{{Path: "/work", Tmpfs: "0777"}, {Path: "/tmp", Tmpfs: "01777"}}}
+	got := base.over(Container{ReadOnly: &no, Pids: 10, User: "7", Env: map[string]string{"B": "2"}, Mounts: []Mount{{Path: "/work", Bind: "w"}}})
+	if *got.ReadOnly || got.Pids != 10 || got.User != "7" || got.Network != "none" || got.Env["A"]+got.Env["B"] != "12" {
+		t.Errorf("%+v", got)
+	}
+	if len(got.Mounts) != 2 || got.Mounts[0].Path != "/tmp" || got.Mounts[1].Bind != "w" {
+		t.Errorf("mounts %+v", got.Mounts)
+	}
+	if base.Env["B"] != "1" {
+		t.Error("the profile was changed")
+	}
+}

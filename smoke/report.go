@@ -1,0 +1,327 @@
+package smoke
+
+import (
+	"cmp"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Status is what became of a case on an image.
+type Status string
+
+// The statuses.
+const (
+	Passed Status = "passed"
+	Failed Status = "failed"
+	NotRun Status = "not run"
+)
+
+// Result is one cell of the table.
+type Result struct {
+	Case     string  `json:"case"`
+	Title    string  `json:"title"`
+	Fault    int     `json:"fault,omitempty"`
+	Image    string  `json:"image"`
+	Platform string  `json:"platform"`
+	Digest   string  `json:"digest"` // of the image's manifest
+	Emulated bool    `json:"emulated,omitempty"`
+	Status   Status  `json:"status"`
+	Seconds  float64 `json:"seconds"`
+	Message  string  `json:"message,omitempty"`
+	Command  string  `json:"command,omitempty"`
+	Output   string  `json:"output,omitempty"`
+}
+
+func (r *Result) key() string { return r.Case + " " + r.Image + " " + r.Platform }
+
+func (r *Result) line() string {
+	s := fmt.Sprintf("%s %s on %s, %s (%.1f s)", r.Status, r.Case, r.Image, r.where(), r.Seconds)
+	if r.Status != Passed {
+		s += ": " + r.Message
+	}
+	return s
+}
+
+func (r *Result) where() string {
+	if r.Emulated {
+		return r.Platform + " (emulated)"
+	}
+	return r.Platform
+}
+
+// Report is a whole run.
+type Report struct {
+	Started time.Time `json:"started"`
+	Seconds float64   `json:"seconds"`
+	Engine  string    `json:"engine,omitempty"`
+	Results []Result  `json:"results"`
+	// Leaks are containers and volumes that the run left behind.
+	Leaks []string `json:"leaks,omitempty"`
+}
+
+func (r *Report) count(s Status) (n int) {
+	for _, res := range r.Results {
+		if res.Status == s {
+			n++
+		}
+	}
+	return n
+}
+
+// Err is nil when every case passed or was left out on purpose, and nothing
+// leaked.
+func (r *Report) Err() error {
+	var errs []error
+	if n := r.count(Failed); n > 0 {
+		errs = append(errs, fmt.Errorf("%d of %d smoke cases failed", n, len(r.Results)))
+	}
+	if len(r.Leaks) > 0 {
+		errs = append(errs, fmt.Errorf("the run left behind: %s", strings.Join(r.Leaks, ", ")))
+	}
+	return errors.Join(errs...)
+}
+
+// write prints the table and writes the report's files.
+func (r *Report) write(w io.Writer, folder, summary string) error {
+	errs := []error{r.Print(w)}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	errs = append(errs, err, os.WriteFile(filepath.Join(folder, "report.json"), append(text, '\n'), 0o644))
+	text, err = r.junit()
+	errs = append(errs, err, os.WriteFile(filepath.Join(folder, "junit.xml"), text, 0o644))
+	if summary != "" {
+		f, err := os.OpenFile(summary, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, r.markdown(f), f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// column is one variant; an emulated one says so.
+type column struct{ image, platform string }
+
+func (r *Report) columns() (cols []column, heads []string) {
+	for _, res := range r.Results {
+		c := column{res.Image, res.Platform}
+		i := slices.Index(cols, c)
+		if i < 0 {
+			i = len(cols)
+			cols = append(cols, c)
+			heads = append(heads, strings.TrimPrefix(strings.TrimPrefix(res.Image, "loomcycle-"), "sandbox-")+" "+strings.TrimPrefix(res.Platform, "linux/"))
+		}
+		if res.Emulated && !strings.HasSuffix(heads[i], "*") {
+			heads[i] += "*"
+		}
+	}
+	return cols, heads
+}
+
+// rows are the table's: case, cells.
+func (r *Report) rows(cols []column, cell func(*Result) string) [][]string {
+	var rows [][]string
+	at := map[string]int{}
+	for i := range r.Results {
+		res := &r.Results[i]
+		n, ok := at[res.Case]
+		if !ok {
+			n = len(rows)
+			at[res.Case] = n
+			rows = append(rows, append([]string{res.Case}, make([]string, len(cols))...))
+		}
+		rows[n][1+slices.Index(cols, column{res.Image, res.Platform})] = cell(res)
+	}
+	return rows
+}
+
+// slowest is how many cases the report lists by their time.
+const slowest = 5
+
+// Print writes the table, what failed and the slowest cases.
+func (r *Report) Print(w io.Writer) error {
+	cols, heads := r.columns()
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "CASE\t%s\n", strings.Join(heads, "\t"))
+	for _, row := range r.rows(cols, func(res *Result) string {
+		switch res.Status {
+		case Passed:
+			return fmt.Sprintf("ok %.1fs", res.Seconds)
+		case NotRun:
+			return "not run"
+		}
+		return "FAILED"
+	}) {
+		for i := range row {
+			if row[i] == "" {
+				row[i] = "-"
+			}
+		}
+		fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(r.Results, func(res Result) bool { return res.Emulated }) {
+		fmt.Fprintln(w, "* under emulation, the chosen subset of cases")
+	}
+	for _, res := range r.Results {
+		if res.Status != Failed {
+			continue
+		}
+		fmt.Fprintf(w, "\nFAILED %s: %s\n  image    %s %s %s\n", res.Case, res.Title, res.Image, res.where(), res.Digest)
+		if res.Command != "" {
+			fmt.Fprintf(w, "  command  %s\n", indent(res.Command, "           "))
+		}
+		fmt.Fprintf(w, "  problem  %s\n", indent(res.Message, "           "))
+		if res.Output != "" {
+			fmt.Fprintf(w, "  output   %s\n", indent(tail(res.Output, 40), "           "))
+		}
+	}
+	reasons := map[string]int{}
+	for _, res := range r.Results {
+		if res.Status == NotRun {
+			reasons[res.Message]++
+		}
+	}
+	for _, res := range r.Results {
+		if n := reasons[res.Message]; res.Status == NotRun && n > 0 {
+			fmt.Fprintf(w, "\nnot run, %d: %s", n, res.Message)
+			delete(reasons, res.Message)
+		}
+	}
+	fmt.Fprint(w, "\nslowest:")
+	for _, res := range r.slowest() {
+		fmt.Fprintf(w, "  %s %s %.1fs", res.Case, strings.TrimPrefix(res.Platform, "linux/"), res.Seconds)
+	}
+	fmt.Fprintf(w, "\n%d passed, %d failed, %d not run in %.0f s with %s\n",
+		r.count(Passed), r.count(Failed), r.count(NotRun), r.Seconds, cmp.Or(r.Engine, "no engine"))
+	for _, l := range r.Leaks {
+		fmt.Fprintf(w, "LEAKED %s\n", l)
+	}
+	return nil
+}
+
+func (r *Report) slowest() []Result {
+	s := slices.Clone(r.Results)
+	slices.SortStableFunc(s, func(a, b Result) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	return s[:min(slowest, len(s))]
+}
+
+func indent(s, by string) string {
+	return strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "\n"+by)
+}
+
+// tail is the last lines of a text.
+func tail(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	if len(lines) <= n {
+		return strings.Join(lines, "\n")
+	}
+	return fmt.Sprintf("[%d lines above]\n%s", len(lines)-n, strings.Join(lines[len(lines)-n:], "\n"))
+}
+
+// markdown is the summary that a GitHub run shows.
+func (r *Report) markdown(w io.Writer) error {
+	cols, heads := r.columns()
+	fmt.Fprintf(w, "### Smoke: %d passed, %d failed, %d not run\n\n| case | %s |\n| --- |%s\n", r.count(Passed), r.count(Failed), r.count(NotRun),
+		strings.Join(heads, " | "), strings.Repeat(" --- |", len(heads)))
+	for _, row := range r.rows(cols, func(res *Result) string {
+		mark := map[Status]string{Passed: "✅", Failed: "❌", NotRun: "⚪"}[res.Status]
+		return fmt.Sprintf("%s %.1f s", mark, res.Seconds)
+	}) {
+		fmt.Fprintf(w, "| %s |\n", strings.Join(row, " | "))
+	}
+	for _, res := range r.Results {
+		if res.Status == Failed {
+			fmt.Fprintf(w, "\n**%s** on %s, %s, `%s`: %s\n", res.Case, res.Image, res.where(), res.Digest, res.Message)
+			fence := "```"
+			for strings.Contains(res.Command+res.Output, fence) {
+				fence += "`"
+			}
+			fmt.Fprintf(w, "\n%s\n$ %s\n%s\n%s\n", fence, res.Command, tail(res.Output, 40), fence)
+		}
+	}
+	_, err := fmt.Fprintf(w, "\n%.0f s with %s\n", r.Seconds, cmp.Or(r.Engine, "no engine"))
+	return err
+}
+
+// The JUnit XML that CI systems read: a suite for each variant.
+type junitSuites struct {
+	XMLName xml.Name     `xml:"testsuites"`
+	Suites  []junitSuite `xml:"testsuite"`
+}
+
+type junitSuite struct {
+	Name     string      `xml:"name,attr"`
+	Tests    int         `xml:"tests,attr"`
+	Failures int         `xml:"failures,attr"`
+	Skipped  int         `xml:"skipped,attr"`
+	Time     string      `xml:"time,attr"` // seconds
+	Stamp    string      `xml:"timestamp,attr"`
+	Cases    []junitCase `xml:"testcase"`
+}
+
+type junitCase struct {
+	Name    string        `xml:"name,attr"`
+	Class   string        `xml:"classname,attr"`
+	Time    string        `xml:"time,attr"`
+	Failure *junitFailure `xml:"failure,omitempty"`
+	Skipped *junitFailure `xml:"skipped,omitempty"`
+}
+
+type junitFailure struct {
+	Message string `xml:"message,attr"`
+	Text    string `xml:",chardata"`
+}
+
+func (r *Report) junit() ([]byte, error) {
+	var out junitSuites
+	cols, _ := r.columns()
+	for _, c := range cols {
+		s := junitSuite{Name: c.image + " " + c.platform, Stamp: r.Started.Format("2006-01-02T15:04:05")}
+		var total float64
+		for _, res := range r.Results {
+			if (column{res.Image, res.Platform}) != c {
+				continue
+			}
+			jc := junitCase{Name: res.Case, Class: c.image + "." + strings.ReplaceAll(c.platform, "/", "-"), Time: fmt.Sprintf("%.3f", res.Seconds)}
+			switch res.Status {
+			case Failed:
+				s.Failures++
+				jc.Failure = &junitFailure{printable(res.Message), printable(fmt.Sprintf("%s\n$ %s\n%s", res.Digest, res.Command, res.Output))}
+			case NotRun:
+				s.Skipped++
+				jc.Skipped = &junitFailure{Message: printable(res.Message)}
+			}
+			s.Tests++
+			total += res.Seconds
+			s.Cases = append(s.Cases, jc)
+		}
+		s.Time = fmt.Sprintf("%.3f", total)
+		out.Suites = append(out.Suites, s)
+	}
+	text, err := xml.MarshalIndent(out, "", "  ")
+	return append([]byte(xml.Header), append(text, '\n')...), err
+}
+
+// printable drops what XML cannot hold: escape sequences of colour, say.
+func printable(s string) string {
+	return strings.Map(func(c rune) rune {
+		if c < ' ' && c != '\n' && c != '\t' {
+			return -1
+		}
+		return c
+	}, s)
+}

@@ -1,0 +1,237 @@
+package smoke
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/host"
+	"github.com/loomcycle/loomcycle-images/smoke/engine"
+)
+
+// Options say what to test and how. The environment may say it too:
+// SMOKE_REF, SMOKE_ENGINE, SMOKE_JOBS, SMOKE_CASES (a name or pattern) and
+// SMOKE_SLOW (a factor for time budgets on a slow machine).
+type Options struct {
+	Root   string   // the checkout
+	Dist   string   // the build to test; Root/dist when empty
+	Images []string // names; all when empty
+	// Native leaves out what only emulation could run.
+	Native bool
+	Getenv func(string) string
+	Out    io.Writer // the table
+	Log    io.Writer // notices
+	// Reports is the folder for report.json and junit.xml; Root/dist/smoke
+	// when empty.
+	Reports string
+}
+
+// Run runs the matrix and reports it. The error is that of a run which could
+// not be made, or says how many cases failed.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	r, err := newRunner(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	report, err := r.run(ctx)
+	if report != nil {
+		err = errors.Join(report.write(r.Out, r.Reports, r.Getenv("GITHUB_STEP_SUMMARY")), err)
+	}
+	if err != nil {
+		return report, err
+	}
+	return report, report.Err()
+}
+
+type runner struct {
+	Options
+	suite   *Suite
+	family  *images.Family
+	engine  engine.Engine
+	targets []*target
+	jobs    int
+	slow    float64
+	cache   string
+	probes  map[string]string // folder of the probe by architecture
+	// asked is true when the operator chose an engine that cannot run all.
+	asked bool
+
+	mu    sync.Mutex
+	facts map[string]fact // what a case with Same saw first
+}
+
+type fact struct{ image, output string }
+
+func newRunner(ctx context.Context, o Options) (*runner, error) {
+	r := &runner{Options: o, facts: map[string]fact{}, probes: map[string]string{}}
+	if r.Dist == "" {
+		r.Dist = filepath.Join(r.Root, "dist")
+	}
+	if r.Reports == "" {
+		r.Reports = filepath.Join(r.Root, "dist", "smoke")
+	}
+	var err error
+	if r.Root, err = filepath.Abs(r.Root); err != nil {
+		return nil, err
+	}
+	if r.Dist, err = filepath.Abs(r.Dist); err != nil {
+		return nil, err
+	}
+	if r.suite, err = Load(os.DirFS(filepath.Join(r.Root, "smoke"))); err != nil {
+		return nil, err
+	}
+	if r.family, err = images.Load(os.DirFS(r.Root)); err != nil {
+		return nil, err
+	}
+	if r.cache, err = buildkit.CacheDir(r.Getenv); err != nil {
+		return nil, err
+	}
+	r.jobs = runtime.NumCPU()
+	if v := r.Getenv("SMOKE_JOBS"); v != "" {
+		if r.jobs, err = strconv.Atoi(v); err != nil || r.jobs < 1 {
+			return nil, fmt.Errorf("SMOKE_JOBS=%q is not a number of cases to run at a time", v)
+		}
+	}
+	r.slow = 1
+	if v := r.Getenv("SMOKE_SLOW"); v != "" {
+		if r.slow, err = strconv.ParseFloat(v, 64); err != nil || r.slow <= 0 {
+			return nil, fmt.Errorf("SMOKE_SLOW=%q is not a factor for time budgets, such as 3", v)
+		}
+	}
+	if r.targets, err = r.findTargets(ctx); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// openEngine is the engine that SMOKE_ENGINE names, else podman, which is
+// installed where that is possible, else docker, else BuildKit.
+func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
+	name := r.Getenv("SMOKE_ENGINE")
+	r.asked = name != ""
+	bk := func() (engine.Engine, error) {
+		return engine.BuildKit(ctx, buildkit.Options{Getenv: r.Getenv, Log: r.Log, Root: r.Root})
+	}
+	switch name {
+	case "podman":
+		if err := host.Need(ctx, r.Log, "podman", "runc"); err != nil {
+			return nil, err
+		}
+		return engine.Podman(ctx, r.cache)
+	case "docker":
+		return engine.Docker(ctx)
+	case "buildkit":
+		return bk()
+	case "":
+		missing := host.Need(ctx, r.Log, "podman", "runc")
+		if missing == nil {
+			return engine.Podman(ctx, r.cache)
+		}
+		if e, err := engine.Docker(ctx); err == nil {
+			return e, nil
+		}
+		fmt.Fprintf(r.Log, "smoke: no container engine (%v): cases run in BuildKit where they can\n", missing)
+		return bk()
+	}
+	return nil, fmt.Errorf("SMOKE_ENGINE=%q is none of podman, docker, buildkit", name)
+}
+
+func (r *runner) run(ctx context.Context) (report *Report, err error) {
+	report = &Report{Started: time.Now().UTC()}
+	tasks := r.matrix()
+	if len(tasks) == 0 {
+		return nil, fmt.Errorf("no case matches: images %v, SMOKE_CASES=%q", r.Images, r.Getenv("SMOKE_CASES"))
+	}
+	if slices.ContainsFunc(tasks, func(t *task) bool { return !t.c.Structure }) {
+		if r.engine, err = r.openEngine(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.engine.Close(ctx)) }()
+		report.Engine = r.engine.Name()
+		if slices.ContainsFunc(tasks, func(t *task) bool { return t.emulated() }) {
+			if err := host.Binfmt(ctx, r.Log); err != nil {
+				return nil, err
+			}
+		}
+		if err := r.compileProbes(ctx, tasks); err != nil {
+			return nil, err
+		}
+	}
+	r.work(ctx, tasks, report)
+	report.Seconds = time.Since(report.Started).Seconds()
+	if r.engine != nil {
+		leaks, lerr := r.engine.Leaks(context.WithoutCancel(ctx))
+		report.Leaks, err = leaks, lerr
+	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, fmt.Errorf("the run was cancelled: %w", context.Cause(ctx)))
+	}
+	return report, err
+}
+
+// work runs the tasks, jobs at a time.
+func (r *runner) work(ctx context.Context, tasks []*task, report *Report) {
+	queue := make(chan *task)
+	results := make(chan Result)
+	var wg sync.WaitGroup
+	for range r.jobs {
+		wg.Go(func() {
+			for t := range queue {
+				results <- r.one(ctx, t)
+			}
+		})
+	}
+	go func() {
+		defer close(results)
+		defer wg.Wait()
+		defer close(queue)
+		for _, t := range tasks {
+			select {
+			case queue <- t:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for res := range results {
+		report.Results = append(report.Results, res)
+		fmt.Fprintf(r.Log, "smoke: %d/%d %s\n", len(report.Results), len(tasks), res.line())
+	}
+	// Tasks end in any order; a report has the matrix's.
+	place := map[string]int{}
+	for i, t := range tasks {
+		place[t.key()] = i
+	}
+	slices.SortFunc(report.Results, func(a, b Result) int { return place[a.key()] - place[b.key()] })
+}
+
+// compileProbes compiles the probe for every architecture that has a task.
+func (r *runner) compileProbes(ctx context.Context, tasks []*task) error {
+	for _, t := range tasks {
+		arch := t.target.arch()
+		if r.probes[arch] != "" {
+			continue
+		}
+		dir := filepath.Join(r.cache, "smoke", "probe", arch)
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, "probe"), "./smoke/probe")
+		cmd.Dir = r.Root
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("compiling the probe for %s: %w\n%s", arch, err, strings.TrimSpace(string(out)))
+		}
+		r.probes[arch] = dir
+	}
+	return nil
+}
