@@ -126,7 +126,7 @@ func TestEscapes(t *testing.T) {
 		"write root":         "touch /usr/bin/x",
 		"write the agent":    "echo x > /run/loomcycle-agent/session-agent",
 		"setuid":             "cp /bin/bash sh && chmod u+s sh && ./sh -p -c '[ $(id -u) = 0 ]'",
-		"an existing one":    "for f in $(find / -xdev -perm -4000 -type f 2>/dev/null); do case $f in */su|*/newgrp) $f -c true </dev/null && exit 0;; esac; done; exit 1",
+		"an existing one":    "[ \"$(su -c 'id -u' </dev/null 2>/dev/null)\" = 0 ]",
 		"device":             "mknod dev c 1 1",
 		"core pattern":       "echo x > /proc/sys/kernel/core_pattern",
 		"sysrq":              "echo h > /proc/sysrq-trigger",
