@@ -210,6 +210,9 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 	for _, a := range img.Accounts {
 		p.Users = append(p.Users, plan.User{Name: a.Name, UID: a.UID, GID: a.GID, Home: a.Home, Shell: a.Shell})
 		p.Groups = append(p.Groups, plan.AccountGroup{Name: a.Name, GID: a.GID})
+		if a.MakeHome {
+			p.Dirs = append(p.Dirs, plan.Dir{Path: a.Home, Mode: "0700", UID: a.UID, GID: a.GID})
+		}
 		if a.SubIDs.Count > 0 {
 			p.SubIDs = append(p.SubIDs, plan.SubID{User: a.Name, First: a.SubIDs.First, Count: a.SubIDs.Count})
 		}
@@ -260,17 +263,24 @@ func (img *Image) owner() (uid, gid int, err error) {
 }
 
 func (g *Graph) programs(img *Image, programs map[string]llb.State) (llb.State, error) {
-	state := llb.Scratch()
+	var all *llb.FileAction
 	for _, name := range img.Programs {
 		program, ok := programs[name]
 		if !ok {
 			return llb.State{}, fmt.Errorf("image %s: no program is called %q", img.Name, name)
 		}
-		state = state.File(llb.Copy(program, "/"+name, "/usr/local/bin/"+name,
-			&llb.CopyInfo{CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}},
-			llb.WithCreatedTime(g.Epoch)), llb.WithCustomName("add "+name))
+		if all == nil {
+			all = llb.Copy(program, "/"+name, "/"+name)
+		} else {
+			all = all.Copy(program, "/"+name, "/"+name)
+		}
 	}
-	return state, nil
+	// In one copy: each makes a layer, and a second one into the same folder
+	// leaves that folder with the time of the build.
+	name := llb.WithCustomName("add " + strings.Join(img.Programs, ", "))
+	return llb.Scratch().File(llb.Copy(llb.Scratch().File(all, name), "/", "/usr/local/bin",
+		&llb.CopyInfo{CopyDirContentsOnly: true, CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}},
+		llb.WithCreatedTime(g.Epoch)), name), nil
 }
 
 // run is one run of the unpacker: a plan and read-only inputs in, a layer at

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,7 +74,7 @@ func ops(t *testing.T, s llb.State) map[digest.Digest]*pb.Op {
 
 func programs() map[string]llb.State {
 	out := map[string]llb.State{}
-	for _, name := range []string{"loomcycle", "loomcycle-builder"} {
+	for _, name := range []string{"loomcycle", "loomcycle-builder", "session-agent"} {
 		out[name] = llb.Local("program-" + name)
 	}
 	return out
@@ -145,6 +146,52 @@ func TestGraphIsHermetic(t *testing.T) {
 					t.Errorf("the last layer is %q", last)
 				}
 			})
+		}
+	}
+}
+
+// An image's own programs are one layer, however many there are.
+func TestProgramsAreOneLayer(t *testing.T) {
+	img := Image{Name: "x", Programs: []string{"loomcycle-builder", "session-agent"}}
+	state, err := graph(t, "amd64").programs(&img, programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	copies := 0
+	for _, op := range ops(t, state) {
+		for _, a := range op.GetFile().GetActions() {
+			if c := a.GetCopy(); c != nil && strings.HasPrefix(c.Dest, "/usr/local/bin") {
+				copies++
+			}
+		}
+	}
+	if copies != 1 {
+		t.Errorf("%d copies into the image; each would be a layer", copies)
+	}
+}
+
+// What family.yaml says a program is compiled from holds every package of
+// this repository that it imports.
+func TestProgramSourcesAreComplete(t *testing.T) {
+	for _, p := range family(t).Programs {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", p.Package)
+		cmd.Dir, cmd.Env = root, append(os.Environ(), "GOOS=linux", "CGO_ENABLED=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v", p.Name, err)
+		}
+		top, err := filepath.Abs(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range strings.Fields(string(out)) {
+			rel, err := filepath.Rel(top, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(p.Include, func(in string) bool { return rel == in || strings.HasPrefix(rel, in+"/") }) {
+				t.Errorf("family.yaml: program %s imports %s, and its include has only %v", p.Name, rel, p.Include)
+			}
 		}
 	}
 }
@@ -231,6 +278,8 @@ func TestConfig(t *testing.T) {
 		"loomcycle":                 {"65532:65532", "/", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
 		"loomcycle-toolbox":         {"65532:65532", "/home/nonroot", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
 		"loomcycle-sandbox-session": {"1000:1000", "/work", "[]", "[sleep infinity]", "", "/work"},
+		"loomcycle-builder":         {"0:0", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/root"},
+		"loomcycle-builder-docker":  {"65532:65532", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/home/nonroot"},
 	} {
 		img, err := f.Image(name)
 		if err != nil {

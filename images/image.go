@@ -64,6 +64,8 @@ type Account struct {
 	GID   int    `yaml:"gid"`
 	Home  string `yaml:"home"`
 	Shell string `yaml:"shell"`
+	// MakeHome makes Home a private folder of the account's own.
+	MakeHome bool `yaml:"makehome"`
 	// SubIDs is the account's range in /etc/subuid and /etc/subgid.
 	SubIDs struct {
 		First int `yaml:"first"`

@@ -4,10 +4,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/magefile/mage/mg"
+
+	"github.com/loomcycle/loomcycle-images/smoke"
 )
 
 // Sign signs every image, SBOM and provenance of dist into its OCI layout.
@@ -55,6 +59,40 @@ func (RELEASE) Mirror(ctx context.Context, version, dest string) error {
 // Rollback points a channel to an older version.
 func (RELEASE) Rollback(ctx context.Context, channel, version string) error {
 	return supply(ctx, "release-rollback", channel, version)
+}
+
+// BENCH holds the performance tables.
+type BENCH mg.Namespace
+
+// Release times releases to a local registry: first, unchanged, runtime only.
+func (BENCH) Release(ctx context.Context) error { return supply(ctx, "bench-release") }
+
+// SMOKE holds the targets that smoke-test what was published.
+type SMOKE mg.Namespace
+
+// Pulled runs the smoke cases on images pulled from registries, on the native
+// platform: a file with one line "IMAGE REFERENCE" each, as a release writes it.
+func (SMOKE) Pulled(ctx context.Context, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		image, ref, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			return fmt.Errorf("%s: the line %q is not IMAGE REFERENCE", file, line)
+		}
+		o := smoke.Options{Root: ".", Native: true, Out: os.Stdout, Log: os.Stderr, Images: []string{image}, Getenv: func(name string) string {
+			if name == "SMOKE_REF" {
+				return ref
+			}
+			return os.Getenv(name)
+		}}
+		if _, err := smoke.Run(ctx, o); err != nil {
+			return fmt.Errorf("%s: %w", ref, err)
+		}
+	}
+	return nil
 }
 
 // absolute keeps a path right for a program that runs in the repository's root.

@@ -82,6 +82,10 @@ func TestPushBlobThroughFaults(t *testing.T) {
 			return registrytest.Answer(500, "oops")
 		}), time.Millisecond},
 		{"cut in the middle of the data", first("PATCH", "/blobs/uploads/", cut), time.Millisecond},
+		{"a slow link", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
+			r.Body = slow{r.Body}
+			return nil
+		}), 0},
 		{"500 when closing", first("PUT", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(500, "oops") }), time.Millisecond},
 	} {
 		for _, k := range kinds {
@@ -110,6 +114,14 @@ func TestPushBlobThroughFaults(t *testing.T) {
 			})
 		}
 	}
+}
+
+// slow lets 64 kB through every 5 ms, about 12 MB/s.
+type slow struct{ io.ReadCloser }
+
+func (s slow) Read(p []byte) (int, error) {
+	time.Sleep(5 * time.Millisecond)
+	return s.ReadCloser.Read(p[:min(len(p), 64<<10)])
 }
 
 type broken struct{}

@@ -240,11 +240,11 @@ func TestKeyErrorsSayWhichVariable(t *testing.T) {
 
 // cosign builds the real command line tool of a major version.
 func cosign(t *testing.T, major string) string {
-	return tool(t, "cosign"+major, nil, "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
+	return tool(t, "cosign"+major, "cosign"+major, "", "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
 }
 
-// tool builds a program of the module tools/NAME, once, into the cache folder.
-func tool(t *testing.T, name string, flags []string, pkg string) string {
+// tool builds a program of a module in tools, once, into the cache folder.
+func tool(t *testing.T, module, name, tags, pkg string) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("building " + name + " takes minutes")
@@ -254,10 +254,11 @@ func tool(t *testing.T, name string, flags []string, pkg string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(cache, "loomcycle-images", "bin", name)
-	args := append(append([]string{"build", "-o", program}, flags...), pkg)
-	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir = filepath.Join("..", "..", "tools", name)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
+	cmd.Dir = filepath.Join("..", "..", "tools", module)
+	if tags != "" {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // no C library of a storage driver
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", name, err, out)
 	}
@@ -430,7 +431,7 @@ func TestContainersPolicyVerifies(t *testing.T) {
 		args func(t *testing.T, policy string) []string
 	}{
 		{"library", func(t *testing.T, p string) []string {
-			return []string{tool(t, "sigstoresigned", []string{"-tags", "containers_image_openpgp"}, "."), p, d, "docker://" + ref, "dir:" + t.TempDir()}
+			return []string{tool(t, "sigstoresigned", "sigstoresigned", "containers_image_openpgp", "."), p, d, "docker://" + ref, "dir:" + t.TempDir()}
 		}},
 		{"skopeo", func(t *testing.T, p string) []string {
 			return []string{registrytest.Tool(t, "skopeo", "apt-get install skopeo"), "--policy", p, "--registries.d", d,

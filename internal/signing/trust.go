@@ -84,8 +84,10 @@ func NewTrust(ctx context.Context, c TrustConfig) (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A private sigstore may have no certificate transparency log.
+	// A private sigstore may have no certificate transparency log, and timestamps
+	// in the place of a transparency log. Who trusts its root has chosen so.
 	t.options.IgnoreSCT = len(t.options.TrustedMaterial.CTLogs()) == 0
+	t.options.IgnoreTlog = c.Key == "" && len(t.options.TrustedMaterial.RekorLogs()) == 0
 	t.options.UseSignedTimestamps = len(t.options.TrustedMaterial.TimestampingAuthorities()) > 0
 	return t, nil
 }

@@ -31,7 +31,7 @@ type Member struct {
 type Checked struct {
 	Subject string // "index" or a platform
 	Digest  v1.Hash
-	What    string
+	Type    string // predicate type
 }
 
 // VerifyImage checks an image index and all its variants: each manifest against
@@ -61,7 +61,7 @@ func VerifyImage(ctx context.Context, s Store, index v1.Hash, t *Trust) (*Member
 		return fail("index", err)
 	}
 	for _, w := range OnIndex {
-		done = append(done, Checked{"index", index, Title(w)})
+		done = append(done, Checked{"index", index, w})
 	}
 	var member Member
 	if err := json.Unmarshal(found[Membership].Predicate, &member); err != nil {
@@ -80,7 +80,7 @@ func VerifyImage(ctx context.Context, s Store, index v1.Hash, t *Trust) (*Member
 			if err := content(w, found[w].Predicate); err != nil {
 				return fail(platform, fmt.Errorf("%s: %w", Title(w), err))
 			}
-			done = append(done, Checked{platform, d.Digest, Title(w)})
+			done = append(done, Checked{platform, d.Digest, w})
 		}
 		if _, err := s.Manifest(ctx, d.Digest); err != nil {
 			return fail(platform, err)

@@ -49,24 +49,24 @@ func (f *finish) accounts() error {
 		}
 		gshadow = append(gshadow, []string{g[0], locked, "", g[3]})
 	}
-	type table struct {
-		path string
-		m    meta
-		rows [][]string
-		only bool // when the passwd package is there
-	}
-	for _, t := range []table{
+	_, shadows := f.scripts["passwd"]
+	for _, t := range []struct {
+		path   string
+		m      meta
+		rows   [][]string
+		shadow bool
+	}{
 		{"etc/passwd", meta{mode: 0o644}, passwd, false},
 		{"etc/group", meta{mode: 0o644}, group, false},
 		{"etc/shadow", meta{mode: 0o640, gid: groups["shadow"]}, shadow, true},
 		{"etc/gshadow", meta{mode: 0o640, gid: groups["shadow"]}, gshadow, true},
 	} {
-		text, err := colons(t.rows)
+		if t.shadow && !shadows {
+			continue
+		}
+		text, err := colons(t.rows, !t.shadow)
 		if err != nil {
 			return fmt.Errorf("/%s: %w", t.path, err)
-		}
-		if _, shadows := f.scripts["passwd"]; t.only && !shadows {
-			continue
 		}
 		if err := f.put(t.path, t.m, text); err != nil {
 			return err
@@ -108,18 +108,20 @@ func (f *finish) master(p string) ([][]string, error) {
 	return rows, nil
 }
 
-// colons joins the rows and refuses a name or id that is there twice.
-func colons(rows [][]string) ([]byte, error) {
+// colons joins the rows and refuses a name, or an id where rows have one,
+// that is there twice.
+func colons(rows [][]string, haveIDs bool) ([]byte, error) {
 	var out []string
 	names, ids := map[string]bool{}, map[string]string{}
 	for _, r := range rows {
-		if strings.ContainsAny(strings.Join(r, ""), ":\n") || r[0] == "" || names[r[0]] {
-			return nil, fmt.Errorf("account %q is there twice or not valid", r[0])
+		name, id := r[0], r[2]
+		if name == "" || names[name] || strings.ContainsAny(strings.Join(r, ""), ":\n") {
+			return nil, fmt.Errorf("account %q is there twice or not valid", name)
 		}
-		if other, twice := ids[r[2]]; twice && len(r) != 9 && r[2] != "" {
-			return nil, fmt.Errorf("accounts %q and %q both have the id %s", other, r[0], r[2])
+		if other, twice := ids[id]; twice && haveIDs {
+			return nil, fmt.Errorf("accounts %q and %q both have the id %s", other, name, id)
 		}
-		names[r[0]], ids[r[2]] = true, r[0]
+		names[name], ids[id] = true, name
 		out = append(out, strings.Join(r, ":"))
 	}
 	return lines(out), nil

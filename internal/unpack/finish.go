@@ -434,11 +434,6 @@ func (f *finish) system() error {
 		if err := f.put("etc/machine-id", meta{mode: 0o444}, nil); err != nil {
 			return err
 		}
-		if len(f.plan.Paths) > 0 {
-			if err := f.put("etc/dpkg/dpkg.cfg.d/paths", meta{mode: 0o644}, lines(f.plan.Paths)); err != nil {
-				return err
-			}
-		}
 	}
 	if f.plan.AptSources {
 		return f.aptSources()

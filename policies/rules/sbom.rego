@@ -85,7 +85,8 @@ violations contains v if {
 
 part_of_debian(p) if p.withinType == "deb"
 
-debian_main(p) if startswith(main_paths[p.locked], "pool/main/")
+# The security archive has its pool one folder deeper.
+debian_main(p) if regex.match(`^pool/(updates/)?main/`, main_paths[p.locked])
 
 main_paths[p.sha256] := p.path if some p in input.lock.debian[_]
 
@@ -93,6 +94,7 @@ main_paths[p.sha256] := p.path if some p in input.lock.debian[_]
 expression_allowed(l) if {
 	some alternative in split(trim(l, "()"), " OR ")
 	every part in split(trim(alternative, "() "), " AND ") {
-		trim(part, "() ") in data.policy.licences.allowed
+		licence := trim(part, "() ")
+		object.get(data.policy.licences.aliases, licence, licence) in data.policy.licences.allowed
 	}
 }

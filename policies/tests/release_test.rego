@@ -176,6 +176,8 @@ test_licence_allowed if {
 	broken(set(facts("/packages/2/licences"), ["MIT AND Proprietary"])) == {"licence-allowed"}
 	broken(set(facts("/packages/2/licences"), ["(MIT AND ISC) OR Proprietary"])) == set()
 	broken(set(facts("/packages/0/licences"), ["AGPL-3.0-only"])) == {"licence-allowed"}
+	broken(set("/lock/debian/amd64/0/path", "pool/updates/main/x.deb")) == set()
+	broken(set(facts("/packages/1/licences"), ["Apache 2.0"])) == set()
 	broken(set("/lock/debian/amd64/0/path", "pool/non-free/x.deb")) == {"licence-allowed"}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -20,6 +21,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
 	"github.com/loomcycle/loomcycle-images/internal/signing"
+	"github.com/loomcycle/loomcycle-images/policies"
 )
 
 func init() {
@@ -56,7 +58,36 @@ func runSign(ctx context.Context, env environment, args []string) error {
 		return err
 	}
 	fmt.Fprintf(env.out, "signed %d images; release artifact %s\n", len(r.Images), artifact)
-	return nil
+	return writeSignatures(ctx, env, *folder, r)
+}
+
+// writeSignatures lists in dist/signatures.json what verifies, for the policy
+// to judge. It needs to know who is trusted, which a keyless signer may not say.
+func writeSignatures(ctx context.Context, env environment, folder string, r *dist.Release) error {
+	t, err := trust(ctx, env)
+	if err != nil {
+		env.notice("the policy will not judge signatures: %v", err)
+		return nil
+	}
+	var all []policies.Signature
+	for _, i := range r.Images {
+		h, err := v1.NewHash(i.IndexDigest.String())
+		if err != nil {
+			return err
+		}
+		_, checked, err := signing.VerifyImage(ctx, signing.Layout(filepath.Join(folder, "oci")), h, t)
+		if err != nil {
+			return err
+		}
+		for _, c := range checked {
+			kind := c.Type
+			if kind == signing.Signature {
+				kind = "signature"
+			}
+			all = append(all, policies.Signature{Digest: digest.Digest(c.Digest.String()), Kind: kind, By: t.Whom(), Verified: true})
+		}
+	}
+	return writeJSON(filepath.Join(folder, "signatures.json"), all)
 }
 
 func signer(ctx context.Context, env environment) (*signing.Signer, string, error) {
@@ -106,12 +137,12 @@ func runVerify(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	host, image, digest, err := resolve(ctx, ref, c.Releases, *plain)
+	host, image, h, err := resolve(ctx, ref, c.Releases, *plain)
 	if err != nil {
 		return err
 	}
 	store := signing.Repository{Client: host, Path: image}
-	member, checked, err := signing.VerifyImage(ctx, store, digest, t)
+	member, checked, err := signing.VerifyImage(ctx, store, h, t)
 	printChecked(env, checked)
 	if err != nil {
 		return err
@@ -183,7 +214,7 @@ func printChecked(env environment, checked []signing.Checked) {
 			fmt.Fprintf(env.out, "  %s  %s:", c.Digest, c.Subject)
 			last = c.Digest
 		}
-		fmt.Fprintf(env.out, " %s,", c.What)
+		fmt.Fprintf(env.out, " %s,", signing.Title(c.Type))
 	}
 	if len(checked) > 0 {
 		fmt.Fprintln(env.out, " good")
@@ -194,7 +225,7 @@ func printChecked(env environment, checked []signing.Checked) {
 // beside the image: below the same prefix.
 func resolve(ctx context.Context, ref, releases string, plain bool) (*registry.Client, string, v1.Hash, error) {
 	var none v1.Hash
-	name, digest, pinned := strings.Cut(ref, "@")
+	name, text, pinned := strings.Cut(ref, "@")
 	slash := strings.LastIndex(name, "/")
 	if slash < 0 {
 		return nil, "", none, fmt.Errorf("%q is neither a folder nor an image; write REGISTRY/REPOSITORY[:TAG][@DIGEST]", ref)
@@ -209,7 +240,7 @@ func resolve(ctx context.Context, ref, releases string, plain bool) (*registry.C
 		return nil, "", none, err
 	}
 	if pinned {
-		h, err := v1.NewHash(digest)
+		h, err := v1.NewHash(text)
 		if err != nil {
 			return nil, "", none, fmt.Errorf("%q: %w", ref, err)
 		}

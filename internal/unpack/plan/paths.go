@@ -2,9 +2,9 @@ package plan
 
 // Slim leaves documentation, man pages and foreign locales out and keeps the
 // licences (Debian policy 12.5). The lines are dpkg's own path-exclude and
-// path-include options, the last match wins: the unpacker obeys them and
-// `finish` writes the same lines to /etc/dpkg/dpkg.cfg.d, so that what apt
-// installs later is treated alike and `dpkg --verify` knows what is missing.
+// path-include options, the last match wins. They are not written to the image:
+// dpkg would report what they leave out of packages installed later as missing
+// (dpkg --verify), and some packages do not work without such files.
 var Slim = []string{
 	"path-exclude=/usr/share/doc/*",
 	"path-include=/usr/share/doc/*/copyright",

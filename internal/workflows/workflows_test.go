@@ -1,0 +1,161 @@
+// Package workflows holds no code: its tests keep .github/workflows honest.
+package workflows
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/magefile/mage/parse"
+	"go.yaml.in/yaml/v3"
+)
+
+const root = "../.."
+
+type workflow struct {
+	file        string
+	text        string
+	Permissions map[string]string `yaml:"permissions"`
+	Concurrency map[string]string `yaml:"concurrency"`
+	Jobs        map[string]*job   `yaml:"jobs"`
+}
+
+type job struct {
+	Timeout     int               `yaml:"timeout-minutes"`
+	Permissions map[string]string `yaml:"permissions"`
+	If          string            `yaml:"if"`
+	Steps       []step            `yaml:"steps"`
+}
+
+type step struct{ Run, Uses string }
+
+func load(t *testing.T) []workflow {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, ".github", "workflows", "*.yml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no workflows: %v", err)
+	}
+	var all []workflow
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := workflow{file: filepath.Base(f), text: string(text)}
+		if err := yaml.Unmarshal(text, &w); err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+// targets asks mage for the names that it would accept.
+func targets(t *testing.T) []string {
+	t.Helper()
+	folder := filepath.Join(root, "magefiles")
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") {
+			files = append(files, e.Name())
+		}
+	}
+	info, err := parse.PrimaryPackage("go", folder, files, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range info.Funcs {
+		names = append(names, strings.ToLower(f.TargetName()))
+	}
+	return names
+}
+
+// documented reads the first column of every table of docs/CI.md.
+func documented(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "docs", "CI.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+		names[m[1]] = true
+	}
+	return names
+}
+
+func TestEveryNameExistsAndIsDocumented(t *testing.T) {
+	known, table := targets(t), documented(t)
+	used := map[string]bool{}
+	for _, w := range load(t) {
+		for _, m := range regexp.MustCompile(`go run mage\.go ([a-z:]+)`).FindAllStringSubmatch(w.text, -1) {
+			used[m[1]] = true
+			if !slices.Contains(known, m[1]) {
+				t.Errorf("%s runs the target %s, which does not exist", w.file, m[1])
+			}
+		}
+		for _, m := range regexp.MustCompile(`\b(?:vars|secrets)\.([A-Z0-9_]+)`).FindAllStringSubmatch(w.text, -1) {
+			used[m[1]] = true
+		}
+	}
+	for name := range used {
+		if !table[name] {
+			t.Errorf("docs/CI.md does not document %s", name)
+		}
+	}
+	for name := range table {
+		if !used[name] {
+			t.Errorf("docs/CI.md documents %s, which no workflow uses", name)
+		}
+	}
+	if len(used) < 10 {
+		t.Errorf("only %v were found: the test reads the workflows wrongly", slices.Sorted(maps.Keys(used)))
+	}
+}
+
+func TestWorkflowsAreHard(t *testing.T) {
+	pinned := regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40}$`)
+	for _, w := range load(t) {
+		if w.Permissions == nil || w.Concurrency == nil {
+			t.Errorf("%s: permissions and concurrency are not both set", w.file)
+		}
+		for name, j := range w.Jobs {
+			if j.Timeout == 0 {
+				t.Errorf("%s: job %s has no timeout", w.file, name)
+			}
+			if len(w.Permissions) == 0 && j.Permissions == nil {
+				t.Errorf("%s: job %s says nothing of its permissions", w.file, name)
+			}
+			for _, s := range j.Steps {
+				if s.Uses != "" && !pinned.MatchString(s.Uses) {
+					t.Errorf("%s: job %s uses %s, which is not pinned by commit", w.file, name, s.Uses)
+				}
+				if strings.Contains(s.Run, "${{") {
+					t.Errorf("%s: job %s puts an expression into a shell; pass it by env: %s", w.file, name, s.Run)
+				}
+			}
+		}
+	}
+}
+
+// TestPublishingIsOff checks that nothing writes anywhere before PUBLISH is set.
+func TestPublishingIsOff(t *testing.T) {
+	for _, w := range load(t) {
+		for name, j := range w.Jobs {
+			publishes := slices.Contains(slices.Collect(maps.Values(j.Permissions)), "write") ||
+				slices.ContainsFunc(j.Steps, func(s step) bool { return strings.Contains(s.Run, "mage.go release") })
+			if publishes && j.If != "vars.PUBLISH == 'true'" {
+				t.Errorf("%s: job %s publishes without asking PUBLISH", w.file, name)
+			}
+		}
+	}
+}

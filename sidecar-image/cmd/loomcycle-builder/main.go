@@ -1,0 +1,193 @@
+// Command loomcycle-builder is the sandbox sidecar: an MCP server that runs
+// each code session in a container of its own.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/service"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+const usage = `loomcycle-builder runs sandbox sessions for MCP clients.
+
+  loomcycle-builder [serve]                       serve MCP at /mcp
+  loomcycle-builder workspaces list [--json]      the durable workspaces, their sizes and last uses
+  loomcycle-builder workspaces prune --older-than 720h [--dry-run]
+                                                  remove those that were not used for so long
+  loomcycle-builder config [--markdown]           every variable
+  loomcycle-builder healthcheck                   ask the running sidecar whether it is ready
+  loomcycle-builder version
+
+It is configured by its environment:
+
+`
+
+func main() {
+	if err := run(os.Args[1:], os.Getenv, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "loomcycle-builder:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, getenv func(string) string, out io.Writer) error {
+	verb := "serve"
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	switch verb {
+	case "serve":
+		c, err := config.Load(getenv)
+		if err != nil {
+			return err
+		}
+		c.Agent = agentBeside(c.Agent)
+		return serve(c)
+	case "workspaces":
+		return workspaces(args, getenv, out)
+	case "config":
+		if len(args) == 1 && args[0] == "--markdown" {
+			config.Markdown(out)
+			return nil
+		}
+		config.Help(out)
+		return nil
+	case "healthcheck":
+		return healthcheck(getenv)
+	case "version", "--version":
+		fmt.Fprintln(out, version)
+		return nil
+	case "help", "--help", "-h":
+		fmt.Fprint(out, usage)
+		config.Help(out)
+		return nil
+	}
+	return fmt.Errorf("there is no command %q; loomcycle-builder help names them", verb)
+}
+
+func serve(c *config.Config) error {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Log))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	s, err := service.Start(ctx, c, version, log)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
+	}
+	return s.Serve(ctx, l)
+}
+
+func workspaces(args []string, getenv func(string) string, out io.Writer) error {
+	root := getenv("SANDBOX_WORKSPACE_ROOT")
+	if root == "" {
+		return errors.New("SANDBOX_WORKSPACE_ROOT is not set: there are no durable workspaces")
+	}
+	verb := ""
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	flags := flag.NewFlagSet("workspaces "+verb, flag.ContinueOnError)
+	asJSON := flags.Bool("json", false, "print JSON")
+	older := flags.Duration("older-than", 0, "prune what was not used for so long")
+	dry := flags.Bool("dry-run", false, "only say what would be removed")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	ws, err := workspace.New(root, "", engine.SessionUser, 0)
+	if err != nil {
+		return err
+	}
+	var infos []workspace.Info
+	switch verb {
+	case "list":
+		infos, err = ws.List()
+	case "prune":
+		if *older <= 0 {
+			return errors.New("workspaces prune needs --older-than, for example --older-than 720h")
+		}
+		infos, err = ws.Prune(time.Now().Add(-*older), *dry)
+	default:
+		return errors.New("workspaces takes list or prune")
+	}
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(infos)
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "PRINCIPAL\tWORKSPACE\tMIB\tLAST USED\tIN USE")
+	for _, i := range infos {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%v\n", i.Principal, i.Name, i.Bytes>>20, i.LastUsed.UTC().Format(time.RFC3339), i.InUse)
+	}
+	return t.Flush()
+}
+
+// healthcheck is for images without a shell or curl.
+func healthcheck(getenv func(string) string) error {
+	addr := getenv("SANDBOX_LISTEN_ADDR")
+	if addr == "" {
+		addr = config.Vars[0].Default
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("SANDBOX_LISTEN_ADDR: %w", err)
+	}
+	client := http.Client{Timeout: 5 * time.Second}
+	resp, err := client.Get("http://127.0.0.1:" + port + "/readyz")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
+		return fmt.Errorf("not ready: %s", b)
+	}
+	return nil
+}
+
+// agentBeside finds the session agent next to this program, for a sidecar that
+// runs from a build directory instead of the image.
+func agentBeside(path string) string {
+	if fileExists(path) {
+		return path
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return path
+	}
+	if beside := filepath.Join(filepath.Dir(exe), "session-agent"); fileExists(beside) {
+		return beside
+	}
+	return path
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,337 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A sidecar that is killed at random moments under load loses no session that
+// was running and leaks no container.
+func TestKilledSidecar(t *testing.T) {
+	rounds := 30
+	if testing.Short() {
+		rounds = 3
+	}
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "100", "SANDBOX_ALLOW_ENV_INJECTION": "1", "SANDBOX_WARM_POOL": "1"})
+	c := s.as(map[string]string{"X-Loom-Root-Run": "run-1", "X-Loom-Sandbox-Env-Gh-Token": "s3cret"})
+	id := c.open(m{})
+	c.exec(id, "echo kept > f; sleep 1000 & disown")
+	sessions := map[string]bool{id: true}
+	var mu sync.Mutex
+	for round := range rounds {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for worker := range 3 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					switch worker {
+					case 0: // a command that is under way when the sidecar dies
+						_, _ = c.try(ctx, "sandbox_exec", m{"session_id": id, "command": "exec -a orphan sleep 500"})
+					case 1:
+						_, _ = c.try(ctx, "sandbox_exec", m{"session_id": id, "command": "true"})
+					case 2: // opens and closes all the time
+						a, err := c.try(ctx, "sandbox_open", m{"mem_mb": 64, "tmpfs_mb": 8})
+						if err != nil || a.IsError {
+							continue
+						}
+						other := a.Structured["session_id"].(string)
+						mu.Lock()
+						sessions[other] = true
+						mu.Unlock()
+						if _, err := c.try(ctx, "sandbox_close", m{"session_id": other}); err == nil {
+							mu.Lock()
+							delete(sessions, other)
+							mu.Unlock()
+						}
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(100+rand.IntN(900)) * time.Millisecond)
+		s.kill()
+		cancel()
+		wg.Wait()
+		s.run()
+		if a := c.exec(id, "cat f; echo $GH_TOKEN; ps -eo args | grep -c '^[s]leep 1000'"); a.Text != "kept\ns3cret\n1\n" {
+			t.Fatalf("round %d: the session answers %+v", round, a)
+		}
+		eventually(t, 10*time.Second, "the orphaned command is killed", func() bool {
+			return strings.HasPrefix(c.exec(id, "ps -eo args | grep -c '^[o]rphan' || true").Text, "0")
+		})
+	}
+	if a := c.call("sandbox_list", m{}); !strings.Contains(a.Text, `"root_run_id":"run-1"`) || strings.Contains(a.Text, "s3cret") {
+		t.Errorf("the list after it all: %s", a.Text)
+	}
+	// Sessions whose close was cut off may still be there, as sessions: never as
+	// containers that nobody knows.
+	for other := range sessions {
+		c.call("sandbox_close", m{"session_id": other})
+	}
+	for _, open := range c.call("sandbox_list", m{}).Structured["sessions"].([]any) {
+		c.call("sandbox_close", m{"session_id": open.(map[string]any)["session_id"]})
+	}
+	eventually(t, 30*time.Second, "every container but the warm one is removed", func() bool { return len(s.containers()) <= 1 })
+	if strings.Contains(s.log.String(), "s3cret") {
+		t.Error("the injected secret is in the log")
+	}
+}
+
+// The engine goes away and comes back; so do the sessions.
+func TestEngineRestart(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, "echo kept > f")
+	pids := strings.Fields(s.processes("system service"))
+	if len(pids) != 1 {
+		t.Fatalf("podman services: %v", pids)
+	}
+	var pid int
+	_, _ = fmt.Sscan(pids[0], &pid)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "the session answers again", func() bool {
+		a := c.exec(id, "cat f")
+		if a.IsError && !strings.Contains(a.Text, "engine") && !strings.Contains(a.Text, "session") {
+			t.Fatalf("the error is not clear: %+v", a)
+		}
+		return a.Text == "kept\n"
+	})
+	if resp, err := http.Get(s.URL + "/readyz"); err != nil || resp.StatusCode != 200 {
+		t.Errorf("not ready again: %v %v", resp, err)
+	}
+}
+
+// processes lists the pids of the sidecar's children whose command line holds
+// text.
+func (s *sidecar) processes(text string) string {
+	var out []string
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.cmd.Process.Pid))
+	for _, task := range tasks {
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", s.cmd.Process.Pid, task.Name()))
+		for _, pid := range strings.Fields(string(children)) {
+			cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+			if strings.Contains(strings.ReplaceAll(string(cmdline), "\x00", " "), text) {
+				out = append(out, pid)
+			}
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func TestContainerDiesUnderACommand(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	done := make(chan answer)
+	go func() { done <- c.exec(id, "sleep 100") }()
+	eventually(t, 5*time.Second, "the command runs", func() bool { return strings.Contains(c.exec(id, "ps -eo args").Text, "sleep 100") })
+	s.podmanOut("kill", "loomcycle-"+id)
+	select {
+	case a := <-done:
+		if !a.IsError || !strings.Contains(a.Text, "went away") {
+			t.Errorf("%+v", a)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the call hangs")
+	}
+	eventually(t, 10*time.Second, "the session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	eventually(t, 10*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
+}
+
+func TestTimesToLive(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_IDLE_TTL_SECONDS": "3"})
+	c := s.client()
+	idle, busy, short := c.open(m{}), c.open(m{}), c.open(m{"ttl_seconds": 2})
+	if a := c.exec(busy, "sleep 6; echo lived"); a.Text != "lived\n" {
+		t.Errorf("a session was reaped under a running command: %+v", a)
+	}
+	for id, want := range map[string]string{idle: "idle for too long", short: "its ttl is over"} {
+		if a := c.exec(id, "true"); !a.IsError || !strings.Contains(a.Text, want) {
+			t.Errorf("%+v does not say %q", a, want)
+		}
+	}
+	for range 4 {
+		time.Sleep(1500 * time.Millisecond)
+		if a := c.call("sandbox_touch", m{"session_id": busy}); a.IsError {
+			t.Fatalf("a touched session ended: %+v", a)
+		}
+	}
+}
+
+// The runtime is asked whether runs live; only a clear answer closes.
+func TestRunLiveness(t *testing.T) {
+	var mu sync.Mutex
+	answer := func(w http.ResponseWriter, run string) {}
+	set := func(f func(w http.ResponseWriter, run string)) { mu.Lock(); defer mu.Unlock(); answer = f }
+	asked := make(chan string, 1000)
+	rt := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		f := answer
+		mu.Unlock()
+		f(w, strings.TrimPrefix(r.URL.Path, "/v1/runs/"))
+		asked <- r.URL.Path
+	}))
+	defer rt.Close()
+	set(func(w http.ResponseWriter, _ string) { fmt.Fprint(w, `{"status":"running"}`) })
+	s := start(t, "runc", map[string]string{"SANDBOX_RUN_STATUS_URL": rt.URL + "/v1/runs/{root_run_id}", "SANDBOX_RUN_STATUS_INTERVAL_SECONDS": "1"})
+	one, two := s.as(map[string]string{"X-Loom-Root-Run": "one"}), s.as(map[string]string{"X-Loom-Root-Run": "two"})
+	a, b, untagged := one.open(m{}), two.open(m{}), s.client().open(m{})
+	polls := func(n int) {
+		t.Helper()
+		for len(asked) > 0 {
+			<-asked
+		}
+		for range n {
+			select {
+			case <-asked:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the runtime is not asked")
+			}
+		}
+	}
+	alive := func(id string) bool { return !s.client().exec(id, "true").IsError }
+	for name, f := range map[string]func(http.ResponseWriter, string){
+		"running":  func(w http.ResponseWriter, _ string) { fmt.Fprint(w, `{"status":"running"}`) },
+		"failing":  func(w http.ResponseWriter, _ string) { w.WriteHeader(500) },
+		"nonsense": func(w http.ResponseWriter, _ string) { fmt.Fprint(w, `<html>`) },
+		"lying":    func(w http.ResponseWriter, _ string) { w.WriteHeader(302) },
+		"empty":    func(w http.ResponseWriter, _ string) { fmt.Fprint(w, `{}`) },
+	} {
+		set(f)
+		polls(3)
+		if !alive(a) || !alive(b) || !alive(untagged) {
+			t.Fatalf("a runtime that is %s closed a session", name)
+		}
+	}
+	set(func(w http.ResponseWriter, run string) {
+		if run == "one" {
+			fmt.Fprint(w, `{"status":"completed"}`)
+		} else {
+			fmt.Fprint(w, `{"status":"running"}`)
+		}
+	})
+	eventually(t, 10*time.Second, "the dead run's session is closed", func() bool { return !alive(a) })
+	if !alive(b) || !alive(untagged) {
+		t.Error("another run's session was closed")
+	}
+	rt.Close()
+	time.Sleep(2500 * time.Millisecond)
+	if !alive(b) {
+		t.Error("a runtime that is down closed a session")
+	}
+}
+
+func TestWarmPool(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "2", "SANDBOX_ALLOW_ENV_INJECTION": "1"})
+	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 2 })
+	time.Sleep(300 * time.Millisecond)
+	c := s.as(map[string]string{"X-Loom-Sandbox-Env-Who": "first"})
+	began := time.Now()
+	id := c.open(m{})
+	took := time.Since(began)
+	t.Logf("an open from the pool took %v", took)
+	if a := c.exec(id, "echo $WHO; touch used"); a.Text != "first\n" {
+		t.Errorf("%+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	other := s.client().open(m{})
+	if other == id {
+		t.Error("a taken container was given out again")
+	}
+	if a := s.client().exec(other, "echo ${WHO-unset}; ls"); a.Text != "unset\n" {
+		t.Errorf("the second session sees %+v", a)
+	}
+	if a := s.client().call("sandbox_list", m{}); strings.Count(a.Text, "session_id") != 1 {
+		t.Errorf("warm containers are listed: %s", a.Text)
+	}
+}
+
+func TestDurableWorkspace(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(root, "ws"), "SANDBOX_WORKSPACE_QUOTA_MB": "20", "SANDBOX_AUTH_TOKENS": "other=other-token-0123456789"})
+	c := s.client()
+	a := c.call("sandbox_open", m{"workspace": "w1"})
+	if a.Structured["persistent"] != true || a.Structured["workspace"] != "w1" || a.Structured["workspace_path"] != "/work" {
+		t.Fatalf("%+v", a)
+	}
+	id := a.Structured["session_id"].(string)
+	if a := c.exec(id, "id -u; stat -c %u:%g /work; echo kept > f"); a.Text != "1000\n1000:1000\n" {
+		t.Errorf("%+v", a)
+	}
+	if a := c.call("sandbox_open", m{"workspace": "w1"}); !a.IsError || !strings.Contains(a.Text, "another session is using this workspace") {
+		t.Errorf("a second writer: %+v", a)
+	}
+	other := s.as(map[string]string{"Authorization": "Bearer other-token-0123456789"})
+	foreign := other.open(m{"workspace": "w1"})
+	if a := other.exec(foreign, "ls -A"); a.Text != "" {
+		t.Errorf("another principal's workspace of the same name holds %q", a.Text)
+	}
+	s.kill()
+	s.run()
+	if a := c.call("sandbox_open", m{"workspace": "w1"}); !a.IsError {
+		t.Errorf("a second writer after a restart: %+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	again := c.open(m{"workspace": "w1"}) // waits for the first to be gone
+	if a := c.exec(again, "cat f"); a.Text != "kept\n" {
+		t.Errorf("reopened: %+v", a)
+	}
+	t.Run("quota", func(t *testing.T) {
+		if a := c.call("sandbox_exec", m{"session_id": again, "command": "head -c 100M /dev/zero > big; sleep 30", "timeout_seconds": 20}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_WORKSPACE_QUOTA_MB") {
+			t.Errorf("a filler: %+v", a)
+		}
+		if a := c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}); !a.IsError || !strings.Contains(a.Text, "QUOTA") {
+			t.Errorf("a write above the quota: %+v", a)
+		}
+		c.exec(again, "rm big")
+		eventually(t, 5*time.Second, "the workspace is usable again", func() bool {
+			return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError
+		})
+	})
+}
+
+// A client that hangs up, or cancels, ends its command.
+func TestCancel(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	gone := func() bool { return !strings.Contains(c.exec(id, "ps -eo args").Text, "sleep 77") }
+	for name, stop := range map[string]func(cancel context.CancelFunc){
+		"hang up": func(cancel context.CancelFunc) { cancel() },
+		"notification": func(context.CancelFunc) {
+			resp, err := c.post(t.Context(), []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1,"reason":"test"}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			_, _ = c.try(ctx, "sandbox_exec", m{"session_id": id, "command": "setsid sleep 77 & sleep 77"})
+			close(done)
+		}()
+		other := s.as(map[string]string{"Mcp-Session-Id": "other"}) // so that its ids are not the test's
+		eventually(t, 5*time.Second, "the command runs", func() bool { return strings.Contains(other.exec(id, "ps -eo args").Text, "sleep 77") })
+		stop(cancel)
+		eventually(t, 5*time.Second, name+" ends the command", gone)
+		<-done
+		cancel()
+	}
+}

@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The text forms are what existing runtimes parse.
+func TestTextForms(t *testing.T) {
+	for _, rt := range []string{"runc", "crun", "runsc"} {
+		t.Run(rt, func(t *testing.T) {
+			s := start(t, rt, nil)
+			c := s.client()
+			id := c.open(m{})
+			for _, tc := range []struct {
+				tool  string
+				args  m
+				want  string
+				isErr bool
+			}{
+				{"sandbox_exec", m{"command": "echo out; echo err >&2"}, "out\nerr\n", false},
+				{"sandbox_exec", m{"command": "true"}, "", false},
+				{"sandbox_exec", m{"command": "printf x; exit 7"}, "x\n[exit: 7]", true},
+				{"sandbox_exec", m{"command": "kill -9 $$"}, "[exit: 137]", true},
+				{"sandbox_exec", m{"command": "echo a; sleep 60", "timeout_seconds": 0.3}, "a\n[timed out after 300ms]", true},
+				{"sandbox_exec", m{"command": "cat; echo $A", "stdin": "in\n", "env": m{"A": "b c"}}, "in\nb c\n", false},
+				{"sandbox_exec", m{"command": "printf 0123456789abcdef", "max_output_bytes": 8}, "0123\n[... 8 bytes left out ...]\ncdef\n[output truncated: 8 of 16 bytes left out of the middle]", false},
+				{"sandbox_exec", m{"command": "printf 'a\\xffb'"}, "a\uFFFDb", false},
+				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": 99999}, "ok\n[note: timeout_seconds 99999 was cut to 1800, the operator's limit]", false},
+				{"sandbox_exec", m{"command": " "}, "command: is empty; it has to be a bash command", true},
+				{"sandbox_exec", m{"command": "true", "timeout_seconds": -1}, "timeout_seconds: -1 is too small, 0.001 to 1800 are allowed", true},
+				{"sandbox_write", m{"path": "d/f.txt", "content": "héllo"}, "wrote 6 bytes to /work/d/f.txt", false},
+				{"sandbox_write", m{"path": "/work/bin", "content": base64.StdEncoding.EncodeToString([]byte{0, 255}), "encoding": "base64", "mode": "0755"}, "wrote 2 bytes to /work/bin", false},
+				{"sandbox_write", m{"path": "x", "content": "a", "mode": "4755"}, `mode: "4755" is not allowed; octal permissions from 0001 to 0777 are`, true},
+				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true},
+				{"sandbox_write", m{"path": "x", "content": "*", "encoding": "base64"}, "content: is not base64: illegal base64 data at input byte 0", true},
+				{"sandbox_read", m{"path": "d/f.txt"}, "héllo", false},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2}, "h\n[read truncated: bytes 0 to 1 of 6; go on with offset 1]", false},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2, "offset": 1}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]", false},
+				{"sandbox_read", m{"path": "bin"}, "encoding: bin is not UTF-8 text; read it with encoding base64", true},
+				{"sandbox_read", m{"path": "bin", "encoding": "base64"}, "AP8=", false},
+				{"sandbox_read", m{"path": "nothing"}, "path: nothing: no such file or directory", true},
+				{"sandbox_exec", m{"command": "[ -x bin ] && [ ! -x d/f.txt ] && echo modes"}, "modes\n", false},
+				{"sandbox_close_run", m{"root_run_id": ""}, "closed 0 sessions", false},
+			} {
+				if tc.tool != "sandbox_close_run" {
+					tc.args["session_id"] = id
+				}
+				if got := c.call(tc.tool, tc.args); got.Text != tc.want || got.IsError != tc.isErr {
+					t.Errorf("%s %v\n got %q (error %v) %s\nwant %q (error %v)", tc.tool, tc.args, got.Text, got.IsError, got.Body, tc.want, tc.isErr)
+				}
+			}
+			if a := c.call("sandbox_list", m{}); !strings.Contains(a.Text, `"session_id":"`+id+`"`) || !strings.Contains(a.Text, `"network":"none"`) {
+				t.Errorf("list: %s", a.Text)
+			}
+			before := time.Now()
+			for range 2 { // idempotent
+				if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" || a.IsError {
+					t.Errorf("close: %+v", a)
+				}
+			}
+			t.Logf("close took %v", time.Since(before))
+			if a := c.exec(id, "true"); !a.IsError || !strings.Contains(a.Text, "there is no such session") {
+				t.Errorf("exec after close: %+v", a)
+			}
+			eventually(t, 10*time.Second, "the closed session's container is removed", func() bool { return len(s.containers()) == 0 })
+		})
+	}
+}
+
+func TestOpenArguments(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3"})
+	c := s.client()
+	for _, tc := range []struct {
+		args m
+		want string
+	}{
+		{m{"network": "host"}, `network`},
+		{m{"network": "egress"}, "network: egress is not allowed by the operator"},
+		{m{"mem_mb": 1}, "mem_mb: 1 is too small, 16 to 600 are allowed"},
+		{m{"pids": 1}, "pids: 1 is too small, 16 to 4096 are allowed"},
+		{m{"image": "other"}, "image"},
+		{m{"workspace": "ws"}, "SANDBOX_WORKSPACE_ROOT"},
+		{m{"workspace": "../up"}, "workspace: a name has 1 to 64 characters"},
+		{m{"privileged": true}, "privileged"},
+		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small"},
+		{m{"cpu": "many"}, "cpu"},
+	} {
+		if a := c.call("sandbox_open", tc.args); !a.IsError || !strings.Contains(a.Text, tc.want) {
+			t.Errorf("%v: %q does not say %q", tc.args, a.Text, tc.want)
+		}
+	}
+	a := c.call("sandbox_open", m{"mem_mb": 9999, "cpu": 0.5, "pids": 64, "tmpfs_mb": 8, "ttl_seconds": 600})
+	if !strings.Contains(a.Text, "mem_mb 9999 was cut to 600, the operator's limit") {
+		t.Errorf("the clamped memory is not told: %s", a.Text)
+	}
+	id, _ := a.Structured["session_id"].(string)
+	in := s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}} {{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.Config.User}} {{.EffectiveCaps}} {{.HostConfig.SecurityOpt}}")
+	if want := "629145600 629145600 64 500000000 none true 1000:1000 [] [no-new-privileges]"; in != want {
+		t.Errorf("the container is\n%s instead of\n%s", in, want)
+	}
+	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); a.Text != "8388608\n777\nSeccomp:2\n" {
+		t.Errorf("inside: %q", a.Text)
+	}
+	c.open(m{})
+	c.open(m{})
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL is 3") {
+		t.Errorf("a session above the cap: %+v", a)
+	}
+}

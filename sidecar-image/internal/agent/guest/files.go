@@ -1,0 +1,206 @@
+package guest
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+)
+
+// Paths are confined by os.Root, which resolves each step with openat and
+// refuses whatever leaves the directory, also when a symbolic link is swapped
+// under way.
+
+func (c *conn) read(stream uint32, o *op, m wire.Read) {
+	size, err := c.readFile(stream, o, m)
+	if err != nil {
+		c.finish(stream, o, wire.TError, fileError(err))
+		return
+	}
+	c.finish(stream, o, wire.TDone, wire.File{Size: size})
+}
+
+func (c *conn) readFile(stream uint32, o *op, m wire.Read) (int64, error) {
+	if m.Offset < 0 || m.Max < 0 {
+		return 0, &wire.Error{Code: wire.CodeBad, Message: "offset and max must not be negative"}
+	}
+	// Non-blocking, because opening a FIFO would wait for its writer.
+	f, err := c.a.work.OpenFile(m.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if err := regular(st, m.Path); err != nil {
+		return 0, err
+	}
+	r := io.NewSectionReader(f, m.Offset, m.Max)
+	buf := make([]byte, wire.MaxData)
+	for {
+		k := o.credit.Take(len(buf))
+		if k == 0 {
+			return 0, &wire.Error{Code: wire.CodeFailed, Message: "the read was cancelled"}
+		}
+		n, err := io.ReadFull(r, buf[:k])
+		o.credit.Add(k - n)
+		if n > 0 {
+			if err := c.w.Write(wire.TData, stream, buf[:n]); err != nil {
+				return 0, err
+			}
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return st.Size(), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (c *conn) write(stream uint32, o *op, m wire.Write) {
+	err := c.writeFile(stream, o, m)
+	if err != nil {
+		c.finish(stream, o, wire.TError, fileError(err))
+		return
+	}
+	c.finish(stream, o, wire.TDone, wire.File{Size: m.Size})
+}
+
+// writeFile replaces the file in one step, so that a full disk, a cancelled
+// call or a reader at the same moment never sees half of it. A symbolic link
+// is followed instead of replaced.
+func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
+	if m.Mode&^0o777 != 0 {
+		return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("mode %#o is not allowed, only the bits of 0777 are", m.Mode)}
+	}
+	root, name := c.a.work, path.Clean(m.Path)
+	mode := os.FileMode(m.Mode)
+	if mode == 0 {
+		mode = 0o644
+	}
+	inPlace := false
+	switch st, err := root.Lstat(name); {
+	case err == nil && st.Mode()&fs.ModeSymlink != 0:
+		inPlace = true
+	case err == nil:
+		if err := regular(st, m.Path); err != nil {
+			return err
+		}
+		if m.Mode == 0 {
+			mode = st.Mode().Perm()
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	default:
+		if dir := path.Dir(name); dir != "." {
+			if err := root.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+		}
+	}
+	target := name
+	flags := os.O_WRONLY | os.O_CREATE | syscall.O_NONBLOCK
+	if !inPlace {
+		target = path.Join(path.Dir(name), ".write-"+rand.Text())
+		flags |= os.O_EXCL
+	}
+	f, err := root.OpenFile(target, flags, mode)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		f.Close()
+		if err != nil && !inPlace {
+			_ = root.Remove(target)
+		}
+	}()
+	if inPlace {
+		st, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if err := regular(st, m.Path); err != nil {
+			return err
+		}
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+	}
+	if !inPlace || m.Mode != 0 {
+		if err := f.Chmod(mode); err != nil { // whatever the umask
+			return err
+		}
+	}
+	var got int64
+	for {
+		select {
+		case b, ok := <-o.in:
+			if !ok {
+				if got != m.Size {
+					return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("%d bytes came, %d were announced", got, m.Size)}
+				}
+				if inPlace {
+					return nil
+				}
+				return root.Rename(target, name)
+			}
+			if got += int64(len(b)); got > m.Size {
+				return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("more than the %d announced bytes came", m.Size)}
+			}
+			if _, err := f.Write(b); err != nil {
+				return err
+			}
+			c.consumed(stream, o, len(b))
+		case <-o.ctx.Done():
+			return &wire.Error{Code: wire.CodeFailed, Message: "the write was cancelled"}
+		}
+	}
+}
+
+func regular(st fs.FileInfo, name string) error {
+	switch {
+	case st.IsDir():
+		return &wire.Error{Code: wire.CodeIsDir, Message: fmt.Sprintf("%s is a directory", name)}
+	case !st.Mode().IsRegular():
+		return &wire.Error{Code: wire.CodeDenied, Message: fmt.Sprintf("%s is not a regular file (%s)", name, st.Mode().Type())}
+	}
+	return nil
+}
+
+// fileError gives an error its code, in the kernel's words.
+func fileError(err error) *wire.Error {
+	var we *wire.Error
+	if errors.As(err, &we) {
+		return we
+	}
+	code := wire.CodeFailed
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		code = wire.CodeNotFound
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code = wire.CodeFull
+	case errors.Is(err, syscall.EISDIR):
+		code = wire.CodeIsDir
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), strings.Contains(err.Error(), "path escapes"):
+		code = wire.CodeDenied
+	}
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	var le *os.LinkError
+	if errors.As(err, &le) {
+		err = le.Err
+	}
+	return &wire.Error{Code: code, Message: err.Error()}
+}

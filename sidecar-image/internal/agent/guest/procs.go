@@ -1,0 +1,217 @@
+package guest
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// procs starts, reaps and kills the container's processes, and knows which
+// exec each belongs to.
+//
+// A process may leave its parent (double fork), its group and session (setsid)
+// and its environment, but not its hard resource limits: without
+// CAP_SYS_RESOURCE they can only be lowered. RLIMIT_RSS has had no effect since
+// Linux 2.4 (getrlimit(2)), so it serves as a mark: each exec is started with
+// one byte less of it than the exec before, and prlimit(2) reads it back. A
+// process that lowers its own mark takes one of a later exec, or one that was
+// never given out; the latter dies with whichever exec is killed first.
+type procs struct {
+	mu      sync.Mutex
+	base    uint64
+	last    uint64 // execs started so far
+	marks   bool
+	waiters map[int]chan waited
+}
+
+type waited struct {
+	status syscall.WaitStatus
+	maxRSS int64 // bytes
+}
+
+func newProcs() *procs {
+	p := &procs{waiters: map[int]chan waited{}, base: 1 << 62}
+	var lim unix.Rlimit
+	if err := unix.Prlimit(0, unix.RLIMIT_RSS, nil, &lim); err == nil {
+		p.base, p.marks = min(p.base, lim.Max), true
+	}
+	return p
+}
+
+// start forks with the next mark and returns it with the pid and the channel
+// that gets the exit status.
+func (p *procs) start(path string, argv []string, attr *syscall.ProcAttr) (pid int, id uint64, done chan waited, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id = p.last + 1
+	if p.marks {
+		mark := p.base - id
+		// A child inherits the limits of its parent, so lowering our own leaves no
+		// moment in which the child is unmarked.
+		if err := unix.Prlimit(0, unix.RLIMIT_RSS, &unix.Rlimit{Cur: mark, Max: mark}, nil); err != nil {
+			p.marks = false
+		}
+	}
+	p.last = id
+	if pid, err = syscall.ForkExec(path, argv, attr); err != nil {
+		return 0, 0, nil, err
+	}
+	done = make(chan waited, 1)
+	p.waiters[pid] = done
+	// When memory runs out the kernel should take a command, never the agent.
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("800"), 0)
+	return pid, id, done, nil
+}
+
+// reap collects every exited child, ours and adopted.
+func (p *procs) reap() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, &ru)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if ch := p.waiters[pid]; ch != nil {
+			delete(p.waiters, pid)
+			ch <- waited{ws, ru.Maxrss * 1024}
+		}
+	}
+}
+
+// members lists the live processes of exec id, and those with no known mark.
+func (p *procs) members(id uint64, leader int) []int {
+	p.mu.Lock()
+	last, marks := p.last, p.marks
+	p.mu.Unlock()
+	var out []int
+	self := os.Getpid()
+	for _, pid := range pids() {
+		if pid == self {
+			continue
+		}
+		state, ppid, pgrp, session := stat(pid)
+		if state == 0 || state == 'Z' || state == 'X' {
+			continue
+		}
+		var lim unix.Rlimit
+		switch {
+		case !marks:
+			// A kernel that has no such limit leaves us the session and group.
+			if session == leader || pgrp == leader || ppid == leader {
+				out = append(out, pid)
+			}
+		case unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &lim) != nil:
+		case lim.Max == p.base-id, lim.Max < p.base-last:
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// kill ends every process of an exec and returns when none is left, or after
+// limit.
+func (p *procs) kill(id uint64, leader int, limit time.Duration) {
+	for clean, round, end := 0, 0, time.Now().Add(limit); clean < 2 && time.Now().Before(end); round++ {
+		victims := p.members(id, leader)
+		if len(victims) == 0 {
+			clean++
+			continue
+		}
+		clean = 0
+		if round >= 3 {
+			// They fork faster than they die: stop them all first.
+			for _, pid := range victims {
+				_ = syscall.Kill(pid, syscall.SIGSTOP)
+			}
+			victims = p.members(id, leader)
+		}
+		for _, pid := range victims {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(time.Millisecond) // a killed process needs a moment to be gone
+	}
+}
+
+// forward passes a signal to every process and waits until they are gone, or
+// for grace.
+func (p *procs) forward(sig syscall.Signal, grace time.Duration) {
+	for end := time.Now().Add(grace); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		alive := false
+		for _, pid := range pids() {
+			if state, _, _, _ := stat(pid); pid != os.Getpid() && state != 'Z' && state != 0 {
+				alive = true
+				if sig != 0 {
+					_ = syscall.Kill(pid, sig)
+				}
+			}
+		}
+		if !alive {
+			return
+		}
+		sig = 0
+	}
+}
+
+func pids() []int {
+	d, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	out := make([]int, 0, len(names))
+	for _, n := range names {
+		if pid, err := strconv.Atoi(n); err == nil {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// stat reads what proc_pid_stat(5) says after the command's name; state is 0
+// when the process is gone.
+func stat(pid int) (state byte, ppid, pgrp, session int) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, 0, 0, 0
+	}
+	s := string(b)
+	// The name may hold spaces and parentheses, chosen by the process.
+	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
+	if len(f) < 4 {
+		return 0, 0, 0, 0
+	}
+	ppid, _ = strconv.Atoi(f[1])
+	pgrp, _ = strconv.Atoi(f[2])
+	session, _ = strconv.Atoi(f[3])
+	return f[0][0], ppid, pgrp, session
+}
+
+// oomKills reads how many processes of the container the kernel has killed for
+// memory, from cgroup v2 or v1; 0 where neither is visible.
+func oomKills() int64 {
+	for _, path := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(b)) {
+			if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+				n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+				return n
+			}
+		}
+	}
+	return 0
+}

@@ -1,0 +1,493 @@
+// Package host is the sidecar's end of the agent protocol. Everything it reads
+// comes from inside a session container and is bounded: a frame too many, too
+// large or out of turn ends the connection, never the sidecar.
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+)
+
+const (
+	writeTimeout = 30 * time.Second
+	// grace is how long after an exec's own limit the agent may take to kill it
+	// and answer.
+	grace = 20 * time.Second
+)
+
+// ErrLost is wrapped by errors of operations whose connection ended under them.
+var ErrLost = errors.New("the connection to the session's agent was lost")
+
+// Conn is a connection to one agent. Safe for concurrent use.
+type Conn struct {
+	rw    io.ReadWriteCloser
+	w     *wire.Writer
+	Agent string // the agent's build
+
+	mu      sync.Mutex
+	streams map[uint32]*stream
+	next    uint32
+	err     error
+	done    chan struct{}
+}
+
+type stream struct {
+	credit *wire.Credit
+	onData func(wire.Frame) error // called on the reader's goroutine; an error ends the connection
+	end    chan end
+}
+
+type end struct {
+	payload []byte
+	err     error
+}
+
+type deadliner interface{ SetWriteDeadline(time.Time) error }
+
+type deadlineWriter struct {
+	io.Writer
+	d deadliner
+}
+
+func (w deadlineWriter) Write(p []byte) (int, error) {
+	_ = w.d.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return w.Writer.Write(p)
+}
+
+// Dial says hello on rw and returns the connection once the agent has
+// answered. It owns rw.
+func Dial(ctx context.Context, rw io.ReadWriteCloser, key string, env map[string]string) (*Conn, error) {
+	var w io.Writer = rw
+	if d, ok := rw.(deadliner); ok {
+		w = deadlineWriter{rw, d}
+	}
+	c := &Conn{rw: rw, w: wire.NewWriter(w), streams: map[uint32]*stream{}, done: make(chan struct{})}
+	stop := context.AfterFunc(ctx, func() { rw.Close() })
+	r := wire.NewReader(rw)
+	err := c.w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: key, Env: env})
+	var f wire.Frame
+	if err == nil {
+		f, err = r.Read()
+	}
+	var h wire.Hello
+	switch {
+	case err != nil:
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		err = fmt.Errorf("the session's agent did not answer: %w", err)
+	case f.Type == wire.TError:
+		err = fmt.Errorf("the session's agent refused the connection: %w", parseError(f.Payload))
+	case f.Type != wire.THello || json.Unmarshal(f.Payload, &h) != nil || h.Version != wire.Version:
+		err = errors.New("what answers in the session is not the session's agent")
+	}
+	if err != nil || !stop() {
+		rw.Close()
+		if err == nil {
+			err = ctx.Err()
+		}
+		return nil, err
+	}
+	c.Agent = printable(h.Agent, 64)
+	go c.loop(r)
+	return c, nil
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Close ends the connection; the agent then kills the commands that it had
+// under way.
+func (c *Conn) Close() { c.fail(errors.New("closed")) }
+
+// Shutdown tells the agent to kill everything and exit, and waits until the
+// connection ends.
+func (c *Conn) Shutdown(ctx context.Context) error {
+	if err := c.w.Write(wire.TShutdown, 0); err != nil {
+		return err
+	}
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Conn) fail(err error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = err
+	streams := c.streams
+	c.streams = nil
+	close(c.done)
+	c.mu.Unlock()
+	c.rw.Close()
+	for _, s := range streams {
+		s.credit.Close()
+		s.end <- end{err: fmt.Errorf("%w: %w", ErrLost, err)}
+	}
+}
+
+func (c *Conn) loop(r *wire.Reader) {
+	for {
+		f, err := r.Read()
+		if err == nil {
+			err = c.handle(f)
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+func (c *Conn) handle(f wire.Frame) error {
+	c.mu.Lock()
+	s := c.streams[f.Stream]
+	if s != nil && (f.Type == wire.TDone || f.Type == wire.TError) {
+		delete(c.streams, f.Stream)
+	}
+	c.mu.Unlock()
+	switch f.Type {
+	case wire.TPing:
+		return nil
+	case wire.TDone, wire.TError, wire.TData, wire.TOutput, wire.TGrant:
+	default:
+		return fmt.Errorf("frame of type %d is not for the sidecar", f.Type)
+	}
+	if s == nil {
+		return nil // the rest of an operation that was given up
+	}
+	switch f.Type {
+	case wire.TDone:
+		s.credit.Close()
+		s.end <- end{payload: append([]byte(nil), f.Payload...)}
+	case wire.TError:
+		s.credit.Close()
+		s.end <- end{err: parseError(f.Payload)}
+	case wire.TGrant:
+		n, err := wire.ParseGrant(f.Payload)
+		if err != nil {
+			return err
+		}
+		s.credit.Add(n)
+	default:
+		return s.onData(f)
+	}
+	return nil
+}
+
+func (c *Conn) open(onData func(wire.Frame) error) (uint32, *stream, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, nil, fmt.Errorf("%w: %w", ErrLost, c.err)
+	}
+	for c.next++; c.next == 0 || c.streams[c.next] != nil; c.next++ {
+	}
+	s := &stream{credit: wire.NewCredit(), onData: onData, end: make(chan end, 1)}
+	c.streams[c.next] = s
+	return c.next, s, nil
+}
+
+// wait returns an operation's outcome. When ctx ends first it cancels the
+// operation and still waits, up to grace, so that the caller knows that
+// nothing of it is left.
+func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
+	var e end
+	select {
+	case e = <-s.end:
+	case <-ctx.Done():
+		_ = c.w.Write(wire.TCancel, id)
+		t := time.NewTimer(grace)
+		defer t.Stop()
+		select {
+		case e = <-s.end:
+		case <-t.C:
+			c.fail(errors.New("the agent did not answer"))
+			return fmt.Errorf("%w: it did not answer a cancelled call", ErrLost)
+		}
+		if errors.Is(e.err, ErrLost) {
+			return e.err
+		}
+		return context.Cause(ctx)
+	}
+	if e.err != nil {
+		return e.err
+	}
+	if err := json.Unmarshal(e.payload, out); err != nil {
+		err = fmt.Errorf("the agent's answer is not valid: %w", err)
+		c.fail(err)
+		return err
+	}
+	return nil
+}
+
+// send writes content as data frames within the stream's window.
+func (c *Conn) send(id uint32, s *stream, r io.Reader) {
+	buf := make([]byte, wire.MaxData)
+	for {
+		n, err := io.ReadFull(r, buf)
+		for b := buf[:n]; len(b) > 0; {
+			k := s.credit.Take(len(b))
+			if k == 0 || c.w.Write(wire.TData, id, b[:k]) != nil {
+				return
+			}
+			b = b[k:]
+		}
+		if err != nil {
+			_ = c.w.Write(wire.TEnd, id)
+			return
+		}
+	}
+}
+
+// Output is what a command wrote, in the order in which it arrived, with a gap
+// of Dropped bytes between head and tail.
+type Output struct {
+	mu      sync.Mutex
+	buf     []byte
+	runs    []outputRun
+	tail    int // runs before the gap
+	Dropped int64
+}
+
+type outputRun struct {
+	n      int
+	stderr bool
+}
+
+// Live returns the bytes that have arrived so far.
+func (o *Output) Live() []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return bytes.Clone(o.buf)
+}
+
+func (o *Output) add(f wire.Frame, limit int) error {
+	if len(f.Payload) < 1 {
+		return errors.New("output frame without a channel")
+	}
+	ch, b := wire.Channel(f.Payload[0]), f.Payload[1:]
+	if ch < wire.Stdout || ch > wire.StderrTail {
+		return fmt.Errorf("output on unknown channel %d", ch)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	isTail := ch >= wire.StdoutTail
+	if !isTail && o.tail >= 0 {
+		return errors.New("output out of order")
+	}
+	if len(o.buf)+len(b) > limit {
+		return fmt.Errorf("more than the %d bytes of output that were asked for", limit)
+	}
+	fresh := len(o.runs) == 0
+	if isTail && o.tail < 0 {
+		o.tail, fresh = len(o.runs), true
+	}
+	stderr := ch == wire.Stderr || ch == wire.StderrTail
+	o.buf = append(o.buf, b...)
+	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr == stderr {
+		o.runs[last].n += len(b)
+	} else {
+		o.runs = append(o.runs, outputRun{len(b), stderr})
+	}
+	return nil
+}
+
+// Which selects streams of an Output.
+type Which int
+
+// Selections.
+const (
+	Both Which = iota
+	Stdout
+	Stderr
+)
+
+// Bytes returns the selected output, with gap between head and tail where
+// bytes were dropped.
+func (o *Output) Bytes(w Which, gap string) []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make([]byte, 0, len(o.buf)+len(gap))
+	at, cut := 0, o.tail
+	if cut < 0 {
+		cut = len(o.runs)
+	}
+	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], outputRun{}) {
+		if o.Dropped > 0 && i == cut {
+			out = append(out, gap...)
+		}
+		if w == Both || (w == Stderr) == r.stderr {
+			out = append(out, o.buf[at:at+r.n]...)
+		}
+		at += r.n
+	}
+	return out
+}
+
+// Exec runs a command and calls started with its growing output, then waits
+// for its end. stdin may be nil.
+func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started func(*Output)) (*Output, wire.Exit, error) {
+	out := &Output{tail: -1}
+	var id uint32
+	var got int
+	id, s, err := c.open(func(f wire.Frame) error {
+		if f.Type != wire.TOutput {
+			return errors.New("file content in an exec's answer")
+		}
+		if err := out.add(f, m.MaxOutput); err != nil {
+			return err
+		}
+		if got += len(f.Payload) - 1; got >= wire.Window/2 {
+			n := got
+			got = 0
+			return c.grant(id, n)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	m.Stdin = stdin != nil
+	if started != nil {
+		started(out)
+	}
+	if err := c.w.WriteJSON(wire.TExec, id, m); err != nil {
+		return nil, wire.Exit{}, c.broken(id, err)
+	}
+	if m.Stdin {
+		go c.send(id, s, stdin)
+	}
+	if m.Timeout > 0 {
+		// The agent keeps the time; this is for an agent that does not.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, m.Timeout+grace, fmt.Errorf("%w: it did not end a command that was out of time", ErrLost))
+		defer cancel()
+	}
+	var exit wire.Exit
+	if err := c.wait(ctx, id, s, &exit); err != nil {
+		return out, wire.Exit{}, err
+	}
+	exit = sane(exit)
+	out.mu.Lock()
+	out.Dropped = exit.Dropped
+	out.mu.Unlock()
+	return out, exit, nil
+}
+
+var signalName = regexp.MustCompile(`^SIG[A-Z0-9+]{1,12}$`)
+
+// sane bounds what a hostile agent may claim.
+func sane(e wire.Exit) wire.Exit {
+	e.Code &= 0xff
+	if !signalName.MatchString(e.Signal) {
+		e.Signal = ""
+	}
+	e.Duration = max(e.Duration, 0)
+	for _, n := range []*int64{&e.PeakMemory, &e.StdoutBytes, &e.StderrBytes, &e.Dropped} {
+		*n = max(*n, 0)
+	}
+	return e
+}
+
+// ReadFile returns up to m.Max bytes of a file and the size of the whole.
+func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error) {
+	var buf []byte
+	var id uint32
+	var got int
+	id, s, err := c.open(func(f wire.Frame) error {
+		if f.Type != wire.TData {
+			return errors.New("output in a file's answer")
+		}
+		if int64(len(buf)+len(f.Payload)) > m.Max {
+			return fmt.Errorf("more than the %d bytes that were asked for", m.Max)
+		}
+		buf = append(buf, f.Payload...)
+		if got += len(f.Payload); got >= wire.Window/2 {
+			n := got
+			got = 0
+			return c.grant(id, n)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := c.w.WriteJSON(wire.TRead, id, m); err != nil {
+		return nil, 0, c.broken(id, err)
+	}
+	var file wire.File
+	if err := c.wait(ctx, id, s, &file); err != nil {
+		return nil, 0, err
+	}
+	return buf, max(file.Size, 0), nil
+}
+
+// WriteFile replaces a file with content.
+func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content []byte) error {
+	id, s, err := c.open(func(wire.Frame) error { return errors.New("data in a write's answer") })
+	if err != nil {
+		return err
+	}
+	if err := c.w.WriteJSON(wire.TWrite, id, wire.Write{Path: path, Mode: mode, Size: int64(len(content))}); err != nil {
+		return c.broken(id, err)
+	}
+	go c.send(id, s, bytes.NewReader(content))
+	var file wire.File
+	return c.wait(ctx, id, s, &file)
+}
+
+// grant must not wait for a peer that does not read: the reader calls it.
+func (c *Conn) grant(id uint32, n int) error {
+	go func() {
+		if err := c.w.Grant(id, n); err != nil {
+			c.fail(err)
+		}
+	}()
+	return nil
+}
+
+func (c *Conn) broken(id uint32, err error) error {
+	c.mu.Lock()
+	delete(c.streams, id)
+	c.mu.Unlock()
+	if errors.Is(err, wire.ErrTooLong) {
+		return err
+	}
+	c.fail(err)
+	return fmt.Errorf("%w: %w", ErrLost, err)
+}
+
+func parseError(p []byte) error {
+	var e wire.Error
+	if json.Unmarshal(p, &e) != nil || e.Code == "" {
+		return &wire.Error{Code: wire.CodeFailed, Message: "the agent gave no valid reason"}
+	}
+	e.Code, e.Message = printable(e.Code, 32), printable(e.Message, 1024)
+	return &e
+}
+
+func printable(s string, limit int) string {
+	s = string(bytes.ToValidUTF8([]byte(s[:min(len(s), limit)]), nil))
+	return string(bytes.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, []byte(s)))
+}

@@ -1,0 +1,165 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+)
+
+// hostile answers the hello as an agent does and then says what it likes.
+func hostile(t testing.TB, say func(w *wire.Writer, r *wire.Reader, raw net.Conn)) *Conn {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { theirs.Close() })
+	go func() {
+		r, w := wire.NewReader(theirs), wire.NewWriter(theirs)
+		if _, err := r.Read(); err != nil {
+			return
+		}
+		_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version})
+		say(w, r, theirs)
+		theirs.Close()
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := Dial(ctx, ours, "key", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func output(ch wire.Channel, s string) []byte { return append([]byte{byte(ch)}, s...) }
+
+// Whatever the agent says, the call ends with an error that says so.
+func TestHostileAgent(t *testing.T) {
+	for name, say := range map[string]func(w *wire.Writer, id uint32, raw net.Conn){
+		"nothing more": func(*wire.Writer, uint32, net.Conn) {},
+		"no frames":    func(_ *wire.Writer, _ uint32, raw net.Conn) { _, _ = io.WriteString(raw, "HTTP/1.1 200 OK\r\n\r\n") },
+		"a gigabyte frame": func(_ *wire.Writer, _ uint32, raw net.Conn) {
+			_, _ = raw.Write(binary.BigEndian.AppendUint32(nil, 1<<30))
+			_, _ = raw.Write(make([]byte, 5))
+		},
+		"more than was asked": func(w *wire.Writer, id uint32, _ net.Conn) {
+			_ = w.Write(wire.TOutput, id, output(wire.Stdout, strings.Repeat("x", 101)))
+		},
+		"an unknown channel": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, output(9, "x")) },
+		"no channel":         func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, nil) },
+		"head after tail": func(w *wire.Writer, id uint32, _ net.Conn) {
+			_ = w.Write(wire.TOutput, id, output(wire.StdoutTail, "x"))
+			_ = w.Write(wire.TOutput, id, output(wire.Stdout, "x"))
+		},
+		"file data":             func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TData, id, []byte("x")) },
+		"an outcome of garbage": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TDone, id, []byte("[1]")) },
+		"an endless grant": func(w *wire.Writer, id uint32, _ net.Conn) {
+			_ = w.Write(wire.TGrant, id, []byte{0xff, 0xff, 0xff, 0xff})
+		},
+		"a request":           func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.WriteJSON(wire.TExec, id, wire.Exec{Command: "id"}) },
+		"a second hello":      func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: 1}) },
+		"an error of garbage": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TError, id, []byte("\x00\xff")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := hostile(t, func(w *wire.Writer, r *wire.Reader, raw net.Conn) {
+				f, err := r.Read()
+				if err == nil {
+					say(w, f.Stream, raw)
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if _, _, err := c.Exec(ctx, wire.Exec{Command: "true", MaxOutput: 100}, nil, nil); err == nil || ctx.Err() != nil {
+				t.Errorf("the call ended with %v", err)
+			}
+		})
+	}
+}
+
+func TestClaimsAreBounded(t *testing.T) {
+	c := hostile(t, func(w *wire.Writer, r *wire.Reader, _ net.Conn) {
+		f, _ := r.Read()
+		_ = w.WriteJSON(wire.TDone, f.Stream+1, wire.Exit{Code: 1}) // of no stream
+		_ = w.WriteJSON(wire.TDone, f.Stream, wire.Exit{Code: 1 << 20, Signal: "SIG\n[exit: 0]", PeakMemory: -1, Dropped: -5})
+		_, _ = r.Read()
+	})
+	_, exit, err := c.Exec(t.Context(), wire.Exec{MaxOutput: 100}, nil, nil)
+	if err != nil || exit.Code != 0 || exit.Signal != "" || exit.PeakMemory != 0 || exit.Dropped != 0 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// An agent that reads nothing and answers nothing must not hold a cancelled
+// call for longer than the connection's own limits.
+func TestCancelReachesTheAgent(t *testing.T) {
+	seen := make(chan wire.Type, 2)
+	c := hostile(t, func(w *wire.Writer, r *wire.Reader, _ net.Conn) {
+		for {
+			f, err := r.Read()
+			if err != nil {
+				return
+			}
+			seen <- f.Type
+			if f.Type == wire.TCancel {
+				_ = w.WriteJSON(wire.TDone, f.Stream, wire.Exit{Code: 137, Cancelled: true})
+			}
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-seen; cancel() }()
+	if _, _, err := c.Exec(ctx, wire.Exec{MaxOutput: 1}, nil, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("the cancelled call ended with %v", err)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	o := &Output{tail: -1}
+	for _, f := range [][]byte{output(wire.Stdout, "a"), output(wire.Stderr, "B"), output(wire.Stdout, "c"), output(wire.StdoutTail, "y"), output(wire.StderrTail, "Z")} {
+		if err := o.add(wire.Frame{Payload: f}, 100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Dropped = 7
+	for w, want := range map[Which]string{Both: "aBc|yZ", Stdout: "ac|y", Stderr: "B|Z"} {
+		if got := string(o.Bytes(w, "|")); got != want {
+			t.Errorf("%d: %q, want %q", w, got, want)
+		}
+	}
+	headOnly := &Output{tail: -1, Dropped: 3}
+	_ = headOnly.add(wire.Frame{Payload: output(wire.Stdout, "a")}, 100)
+	if got := string(headOnly.Bytes(Both, "|")); got != "a|" {
+		t.Errorf("a cut without a tail: %q", got)
+	}
+}
+
+func FuzzHost(f *testing.F) {
+	var buf bytes.Buffer
+	w := wire.NewWriter(&buf)
+	_ = w.Write(wire.TOutput, 1, output(wire.Stdout, "hello"))
+	_ = w.WriteJSON(wire.TDone, 1, wire.Exit{Code: 1})
+	f.Add(buf.Bytes())
+	f.Add([]byte{0, 0, 0, 1, byte(wire.TGrant), 0, 0, 0, 1, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := hostile(t, func(_ *wire.Writer, r *wire.Reader, raw net.Conn) {
+			_, _ = r.Read()
+			go func() { _, _ = io.Copy(io.Discard, raw) }()
+			_, _ = raw.Write(b)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		out, _, err := c.Exec(ctx, wire.Exec{MaxOutput: 1000}, nil, nil)
+		if ctx.Err() != nil {
+			t.Fatal("the call hung")
+		}
+		if err == nil && len(out.Bytes(Both, "")) > 1000 {
+			t.Fatal("more output than was asked for")
+		}
+	})
+}

@@ -1,0 +1,330 @@
+// Package config reads the sidecar's environment. One table says every
+// variable's name, default and meaning; --help and the documentation are made
+// from it.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
+)
+
+// Config is the sidecar's configuration.
+type Config struct {
+	Listen string
+	Log    string
+
+	Tokens    []identity.Token
+	Anon      bool
+	JWKS      string
+	Issuer    string
+	Audience  string
+	Leeway    time.Duration
+	InjectEnv bool
+
+	Engine        string
+	Host          string
+	Runtime       string
+	PodmanOptions []string
+	Agent         string
+	AgentPath     string
+	NoFile        int64
+	NProc         int64
+
+	Image       string
+	Images      map[string]string
+	Pull        string
+	ImagePolicy string
+
+	AllowEgress   bool
+	EgressNetwork string
+	CPU, MaxCPU   float64
+	MemMB         Range
+	TmpfsMB       Range
+	TmpMB         int64
+	Pids          Range
+	IdleTTL       time.Duration
+	TTL, MaxTTL   time.Duration
+
+	Timeout, MaxTimeout time.Duration
+	Output              Range // bytes
+	MaxFile             int64 // bytes
+
+	Sessions     int
+	PerPrincipal int
+	WarmPool     int
+
+	StateDir      string
+	Instance      string
+	WorkspaceRoot string
+	WorkspaceHost string
+	WorkspaceMB   int64
+
+	RunStatusURL      string
+	RunStatusToken    string
+	RunStatusInterval time.Duration
+}
+
+// Range is a default and a ceiling.
+type Range struct{ Default, Max int64 }
+
+// Var is one variable of the environment.
+type Var struct {
+	Name    string
+	Default string
+	Doc     string
+	set     func(*Config, string) error
+}
+
+// Vars is every variable, in the order of the documentation.
+var Vars = []Var{
+	{"SANDBOX_LISTEN_ADDR", "127.0.0.1:9000", "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
+	{"SANDBOX_LOG_LEVEL", "info", "debug, info, warn or error; logs are JSON lines on stderr", oneOf(func(c *Config) *string { return &c.Log }, "debug", "info", "warn", "error")},
+
+	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},
+	{"SANDBOX_AUTH_TOKENS", "", "more tokens, NAME=SECRET separated by commas; a token's name is its principal, and several may share a name while one replaces another", tokens},
+	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET", tokenFile},
+	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
+	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
+	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any", str(func(c *Config) *string { return &c.Issuer })},
+	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
+	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway })},
+	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
+
+	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
+	{"CONTAINER_HOST", "", "address of a running podman service (unix:///run/podman/podman.sock)", host},
+	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
+	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata; empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
+	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
+	{"SANDBOX_AGENT", "/usr/local/libexec/loomcycle/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
+	{"SANDBOX_AGENT_PATH", "", "the same binary as the engine's host sees it; empty lets the sidecar hand it over itself", str(func(c *Config) *string { return &c.AgentPath })},
+	{"SANDBOX_ULIMIT_NOFILE", "4096", "open files of a process", integer(func(c *Config) *int64 { return &c.NoFile }, 64)},
+	{"SANDBOX_ULIMIT_NPROC", "16384", "processes of the session uid, over all sessions (the kernel counts by uid); SANDBOX_PIDS bounds one session", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
+
+	{"SANDBOX_IMAGE", "", "session image, best by digest; required", str(func(c *Config) *string { return &c.Image })},
+	{"SANDBOX_IMAGES", "", "further images that sandbox_open may name, NAME=REFERENCE separated by commas", images},
+	{"SANDBOX_IMAGE_PULL", "missing", "missing pulls an image that the engine does not have, never refuses it", oneOf(func(c *Config) *string { return &c.Pull }, "missing", "never")},
+	{"SANDBOX_IMAGE_POLICY", "", "file of the policy that session images must meet before first use (a cosign public key in PEM)", str(func(c *Config) *string { return &c.ImagePolicy })},
+
+	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
+	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
+	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
+	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for", float(func(c *Config) *float64 { return &c.MaxCPU })},
+	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, 16)},
+	{"SANDBOX_MAX_MEM_MB", "8192", "most memory in MiB", integer(func(c *Config) *int64 { return &c.MemMB.Max }, 16)},
+	{"SANDBOX_TMPFS_MB", "1024", "size of /work in MiB, when it is not a workspace", integer(func(c *Config) *int64 { return &c.TmpfsMB.Default }, 1)},
+	{"SANDBOX_MAX_TMPFS_MB", "4096", "largest /work in MiB", integer(func(c *Config) *int64 { return &c.TmpfsMB.Max }, 1)},
+	{"SANDBOX_TMP_MB", "512", "size of /tmp in MiB", integer(func(c *Config) *int64 { return &c.TmpMB }, 1)},
+	{"SANDBOX_PIDS", "512", "processes and threads of a session", integer(func(c *Config) *int64 { return &c.Pids.Default }, 16)},
+	{"SANDBOX_MAX_PIDS", "4096", "most processes and threads", integer(func(c *Config) *int64 { return &c.Pids.Max }, 16)},
+	{"SANDBOX_IDLE_TTL_SECONDS", "1800", "a session that is not used for so long is closed", seconds(func(c *Config) *time.Duration { return &c.IdleTTL })},
+	{"SANDBOX_TTL_SECONDS", "14400", "lifetime of a session that asks for none", seconds(func(c *Config) *time.Duration { return &c.TTL })},
+	{"SANDBOX_MAX_TTL_SECONDS", "86400", "longest lifetime", seconds(func(c *Config) *time.Duration { return &c.MaxTTL })},
+
+	{"SANDBOX_EXEC_TIMEOUT_SECONDS", "120", "time for a command that asks for none", seconds(func(c *Config) *time.Duration { return &c.Timeout })},
+	{"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "1800", "longest time for a command", seconds(func(c *Config) *time.Duration { return &c.MaxTimeout })},
+	{"SANDBOX_OUTPUT_BYTES", "65536", "output kept of a command that asks for no other limit: half from its head, half from its tail", integer(func(c *Config) *int64 { return &c.Output.Default }, 256)},
+	{"SANDBOX_MAX_OUTPUT_BYTES", "4194304", "largest max_output_bytes", integer(func(c *Config) *int64 { return &c.Output.Max }, 256)},
+	{"SANDBOX_MAX_FILE_BYTES", "16777216", "largest content of one sandbox_write or sandbox_read", integer(func(c *Config) *int64 { return &c.MaxFile }, 1024)},
+
+	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once", count(func(c *Config) *int { return &c.Sessions })},
+	{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "20", "sessions of one principal open at once", count(func(c *Config) *int { return &c.PerPrincipal })},
+	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready", count(func(c *Config) *int { return &c.WarmPool })},
+
+	{"SANDBOX_STATE_DIR", "/var/lib/loomcycle-builder", "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
+	{"SANDBOX_INSTANCE", "", "this sidecar's id on its engine; empty makes one and keeps it in the state directory", str(func(c *Config) *string { return &c.Instance })},
+	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
+	{"SANDBOX_WORKSPACE_HOST_ROOT", "", "the same directory as the engine's host sees it, where that differs", str(func(c *Config) *string { return &c.WorkspaceHost })},
+	{"SANDBOX_WORKSPACE_QUOTA_MB", "4096", "size of one workspace in MiB; 0 for no limit", integer(func(c *Config) *int64 { return &c.WorkspaceMB }, 0)},
+
+	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", str(func(c *Config) *string { return &c.RunStatusURL })},
+	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
+	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval })},
+}
+
+// Load reads the configuration through getenv, which is os.Getenv outside of
+// tests. It names every variable that is wrong, not only the first.
+func Load(getenv func(string) string) (*Config, error) {
+	c := &Config{Images: map[string]string{}}
+	var errs []error
+	for _, v := range Vars {
+		value := getenv(v.Name)
+		if value == "" {
+			value = v.Default
+		}
+		if value == "" {
+			continue
+		}
+		if err := v.set(c, value); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", v.Name, err))
+		}
+	}
+	return c, errors.Join(append(errs, c.check()...)...)
+}
+
+func (c *Config) check() (errs []error) {
+	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Image == "" {
+		add("SANDBOX_IMAGE is not set: name the session image")
+	}
+	if c.Anon {
+		h, _, err := net.SplitHostPort(c.Listen)
+		ip := net.ParseIP(h)
+		if err != nil || h != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			add("SANDBOX_ALLOW_ANON=1 is for local use: it needs a loopback SANDBOX_LISTEN_ADDR, not %q", c.Listen)
+		}
+	}
+	for _, r := range []struct {
+		name     string
+		def, max float64
+	}{
+		{"SANDBOX_CPU", c.CPU, c.MaxCPU}, {"SANDBOX_MEM_MB", float64(c.MemMB.Default), float64(c.MemMB.Max)},
+		{"SANDBOX_TMPFS_MB", float64(c.TmpfsMB.Default), float64(c.TmpfsMB.Max)}, {"SANDBOX_PIDS", float64(c.Pids.Default), float64(c.Pids.Max)},
+		{"SANDBOX_TTL_SECONDS", c.TTL.Seconds(), c.MaxTTL.Seconds()}, {"SANDBOX_EXEC_TIMEOUT_SECONDS", c.Timeout.Seconds(), c.MaxTimeout.Seconds()},
+		{"SANDBOX_OUTPUT_BYTES", float64(c.Output.Default), float64(c.Output.Max)},
+	} {
+		if r.def > r.max {
+			add("%s=%g is above SANDBOX_MAX_%s=%g", r.name, r.def, strings.TrimPrefix(r.name, "SANDBOX_"), r.max)
+		}
+	}
+	if c.RunStatusURL != "" && !strings.Contains(c.RunStatusURL, "{root_run_id}") {
+		add("SANDBOX_RUN_STATUS_URL has no {root_run_id} in it")
+	}
+	return errs
+}
+
+// MaxBody is the longest request body in bytes: the largest file in base64,
+// with room for the JSON around it.
+func (c *Config) MaxBody() int64 { return c.MaxFile/3*4 + 1<<20 }
+
+// Help writes the table as text.
+func Help(w io.Writer) {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	for _, v := range Vars {
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", v.Name, v.Default, v.Doc)
+	}
+	_ = t.Flush()
+}
+
+// Markdown writes the table for the documentation.
+func Markdown(w io.Writer) {
+	fmt.Fprint(w, "| variable | default | meaning |\n| --- | --- | --- |\n")
+	for _, v := range Vars {
+		def := v.Default
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		fmt.Fprintf(w, "| `%s` | %s | %s |\n", v.Name, def, v.Doc)
+	}
+}
+
+func str(at func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, v string) error { *at(c) = v; return nil }
+}
+
+func oneOf(at func(*Config) *string, allowed ...string) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		for _, a := range allowed {
+			if v == a {
+				*at(c) = v
+				return nil
+			}
+		}
+		return fmt.Errorf("%q is not one of %s", v, strings.TrimPrefix(strings.Join(allowed, ", "), ", "))
+	}
+}
+
+func boolean(at func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, v string) (err error) {
+		if *at(c), err = strconv.ParseBool(v); err != nil {
+			return fmt.Errorf("%q is neither 1 nor 0", v)
+		}
+		return nil
+	}
+}
+
+func integer(at func(*Config) *int64, least int64) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil || n < least || n > 1<<40 {
+			return fmt.Errorf("%q is not a whole number of at least %d", v, least)
+		}
+		*at(c) = n
+		return nil
+	}
+}
+
+func count(at func(*Config) *int) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		var n int64
+		err := integer(func(*Config) *int64 { return &n }, 0)(c, v)
+		*at(c) = int(n)
+		return err
+	}
+}
+
+func float(at func(*Config) *float64) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.ParseFloat(v, 64)
+		if err != nil || !(n >= 0.01 && n <= 1024) {
+			return fmt.Errorf("%q is not a number from 0.01 to 1024", v)
+		}
+		*at(c) = n
+		return nil
+	}
+}
+
+func seconds(at func(*Config) *time.Duration) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.ParseInt(v, 10, 32)
+		if err != nil || n < 0 {
+			return fmt.Errorf("%q is not a whole number of seconds", v)
+		}
+		*at(c) = time.Duration(n) * time.Second
+		return nil
+	}
+}
+
+func host(c *Config, v string) error {
+	if !strings.Contains(v, "://") {
+		return fmt.Errorf("%q is no address such as unix:///var/run/docker.sock", v)
+	}
+	c.Host = v
+	return nil
+}
+
+func tokens(c *Config, v string) error {
+	t, err := identity.ParseTokens(v)
+	c.Tokens = append(c.Tokens, t...)
+	return err
+}
+
+func tokenFile(c *Config, v string) error {
+	b, err := os.ReadFile(v)
+	if err != nil {
+		return err
+	}
+	return tokens(c, string(b))
+}
+
+var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
+
+func images(c *Config, v string) error {
+	for _, part := range strings.Split(v, ",") {
+		name, ref, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok || !imageName.MatchString(name) || ref == "" {
+			return fmt.Errorf("%q is not NAME=REFERENCE", part)
+		}
+		c.Images[name] = ref
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package config
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+)
+
+func load(env map[string]string) (*Config, error) {
+	return Load(func(k string) string { return env[k] })
+}
+
+func TestDefaults(t *testing.T) {
+	c, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_AUTH_TOKEN": "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Listen != "127.0.0.1:9000" || c.IdleTTL != 30*time.Minute || c.MemMB != (Range{2048, 8192}) || c.Tokens[0].Secret != "t" || c.Pull != "missing" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Every wrong variable is named, with what is allowed, all at once.
+func TestErrors(t *testing.T) {
+	_, err := load(map[string]string{
+		"SANDBOX_RUNTIME": "lxc", "SANDBOX_MEM_MB": "lots", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:9000", "DOCKER_HOST": "/var/run/docker.sock",
+		"SANDBOX_CPU": "9", "SANDBOX_IMAGES": "x", "SANDBOX_RUN_STATUS_URL": "http://runtime/", "SANDBOX_MAX_SESSIONS": "-1", "SANDBOX_IMAGE_PULL": "always",
+	})
+	for _, want := range []string{
+		`SANDBOX_RUNTIME: "lxc" is not one of runc, crun, runsc, kata`, `SANDBOX_MEM_MB: "lots"`, "loopback", "SANDBOX_IMAGE is not set", "DOCKER_HOST",
+		"SANDBOX_CPU=9 is above SANDBOX_MAX_CPU=4", "NAME=REFERENCE", "{root_run_id}", "SANDBOX_MAX_SESSIONS", `"always" is not one of missing, never`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+}
+
+func TestDocumentation(t *testing.T) {
+	var text, md bytes.Buffer
+	Help(&text)
+	Markdown(&md)
+	for _, v := range Vars {
+		if !strings.Contains(text.String(), v.Name) || !strings.Contains(md.String(), "`"+v.Name+"`") || v.Doc == "" {
+			t.Errorf("%s is not documented", v.Name)
+		}
+	}
+}

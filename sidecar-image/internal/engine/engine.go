@@ -1,0 +1,418 @@
+// Package engine runs session containers through the Docker-compatible API,
+// which docker and podman both serve. It holds every flag that makes a session
+// container a cage; nothing else in the sidecar talks to an engine.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/client"
+	"github.com/docker/go-units"
+)
+
+// Labels of a session container. Each has the prefix so that an operator can
+// filter on it.
+const (
+	LabelManaged   = "loomcycle.managed"
+	LabelInstance  = "loomcycle.instance"
+	LabelSession   = "loomcycle.session"
+	LabelPrincipal = "loomcycle.principal"
+	LabelRun       = "loomcycle.run"
+	LabelPool      = "loomcycle.pool"
+)
+
+const (
+	agentDir  = "/run/loomcycle-agent"
+	agentName = "session-agent"
+	// SessionUser is the uid and gid of every session process.
+	SessionUser = 1000
+)
+
+// ErrUnavailable is wrapped by errors that come of an engine that does not
+// answer, as opposed to one that refuses.
+var ErrUnavailable = errors.New("the container engine does not answer")
+
+// Options configure an Engine.
+type Options struct {
+	Host     string // unix:// or tcp:// address of a running engine; empty starts podman
+	Runtime  string // runc, crun, runsc, kata, or empty for the engine's default
+	Agent    string // the session agent in the sidecar's own file system
+	HostPath string // the session agent in the engine host's file system, if it is there already
+	Socket   string // where a started podman listens
+	Podman   []string
+	Egress   string // network of sessions with egress; empty when the operator allows none
+	NoFile   int64  // hard and soft limit of open files
+	NProc    int64  // hard and soft limit of processes of the session uid, over all its containers
+	Log      *slog.Logger
+}
+
+// Engine is a connection to a container engine.
+type Engine struct {
+	opts   Options
+	api    *client.Client
+	child  *child
+	podman bool
+	mount  mount.Mount // what brings the agent into a session
+}
+
+// Spec is what differs from one session container to the next.
+type Spec struct {
+	Name      string
+	Image     string // an image id, so that no tag is resolved twice
+	Labels    map[string]string
+	Egress    bool
+	Workspace string // host path of a durable /work; empty for a tmpfs
+	WorkBytes int64
+	TmpBytes  int64
+	MemBytes  int64
+	CPUs      float64
+	Pids      int64
+}
+
+// State is what the engine knows of a container.
+type State struct {
+	ID        string
+	Running   bool
+	OOMKilled bool
+	ExitCode  int
+	Labels    map[string]string
+}
+
+// Open connects to the engine, starting podman when opts.Host is empty, and
+// waits until it answers or ctx ends.
+func Open(ctx context.Context, opts Options) (*Engine, error) {
+	e := &Engine{opts: opts}
+	host := opts.Host
+	if opts.Runtime == "kata" {
+		if _, err := os.Stat("/dev/kvm"); err != nil && host == "" {
+			return nil, errors.New("SANDBOX_RUNTIME=kata needs hardware virtualisation, and this machine has no /dev/kvm: enable nested virtualisation, pass the device to the sidecar, or choose runsc")
+		}
+	}
+	if host == "" {
+		c, err := startPodman(opts)
+		if err != nil {
+			return nil, err
+		}
+		e.child, host = c, "unix://"+opts.Socket
+	}
+	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	if err != nil {
+		e.Close()
+		return nil, fmt.Errorf("engine address %q: %w", host, err)
+	}
+	e.api = api
+	for {
+		err := e.greet(ctx)
+		if err == nil {
+			return e, nil
+		}
+		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+			e.Close()
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			e.Close()
+			return nil, fmt.Errorf("no engine at %s within the time given: %w", host, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (e *Engine) greet(ctx context.Context) error {
+	v, err := e.api.ServerVersion(ctx)
+	if err != nil {
+		return e.wrap("asking the engine for its version", err)
+	}
+	for _, c := range v.Components {
+		e.podman = e.podman || strings.HasPrefix(c.Name, "Podman")
+	}
+	if v.Arch != runtime.GOARCH {
+		return fmt.Errorf("the engine runs on %s and this sidecar, with its session agent, is built for %s: use the image of the engine's platform", v.Arch, runtime.GOARCH)
+	}
+	if err := e.checkRuntime(ctx); err != nil {
+		return err
+	}
+	return e.provideAgent(ctx)
+}
+
+// checkRuntime refuses a runtime that the engine will not use. Podman's
+// Docker-compatible API ignores the runtime of a create call (4.3), so it has
+// to be the service's own default.
+func (e *Engine) checkRuntime(ctx context.Context) error {
+	info, err := e.api.Info(ctx)
+	if err != nil {
+		return e.wrap("asking the engine for its runtimes", err)
+	}
+	want := e.opts.Runtime
+	if want == "" || e.child != nil {
+		return nil
+	}
+	if e.podman {
+		if info.DefaultRuntime != want {
+			return fmt.Errorf("SANDBOX_RUNTIME=%s, but the podman service at %s uses %s: start it as `podman --runtime %s system service`", want, e.opts.Host, info.DefaultRuntime, want)
+		}
+		return nil
+	}
+	if _, ok := info.Runtimes[want]; !ok {
+		var have []string
+		for name := range info.Runtimes {
+			have = append(have, name)
+		}
+		return fmt.Errorf("SANDBOX_RUNTIME=%s is not configured in the engine, which has %s: add it to the engine's daemon.json and restart it", want, strings.Join(have, ", "))
+	}
+	return nil
+}
+
+// Podman says whether the engine is podman.
+func (e *Engine) Podman() bool { return e.podman }
+
+// Close stops a podman that Open started. Session containers go on.
+func (e *Engine) Close() {
+	if e.api != nil {
+		_ = e.api.Close()
+	}
+	if e.child != nil {
+		e.child.stop()
+	}
+}
+
+// Ping tells whether the engine answers.
+func (e *Engine) Ping(ctx context.Context) error {
+	_, err := e.api.Ping(ctx)
+	return e.wrap("asking the engine for a sign of life", err)
+}
+
+func (e *Engine) wrap(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case client.IsErrConnectionFailed(err):
+		return fmt.Errorf("%w (%s): %w", ErrUnavailable, doing, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// Image is a session image in the engine's store.
+type Image struct {
+	ID     string // what containers are created from
+	Digest string // of the manifest, when the engine knows one
+}
+
+// ResolveImage finds ref in the engine's store, pulling it first when it is
+// missing and pull allows it.
+func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image, error) {
+	got, err := e.api.ImageInspect(ctx, ref)
+	if cerrdefs.IsNotFound(err) && pull {
+		r, perr := e.api.ImagePull(ctx, ref, image.PullOptions{})
+		if perr != nil {
+			return Image{}, e.wrap("pulling "+ref, perr)
+		}
+		_, perr = io.Copy(io.Discard, r)
+		r.Close()
+		if perr != nil {
+			return Image{}, e.wrap("pulling "+ref, perr)
+		}
+		got, err = e.api.ImageInspect(ctx, ref)
+	}
+	if err != nil {
+		return Image{}, e.wrap("looking for the session image "+ref, err)
+	}
+	img := Image{ID: got.ID}
+	if _, d, ok := strings.Cut(ref, "@"); ok {
+		img.Digest = d
+	} else if len(got.RepoDigests) > 0 {
+		_, img.Digest, _ = strings.Cut(got.RepoDigests[0], "@")
+	}
+	return img, nil
+}
+
+// Create makes a session container.
+func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
+	cfg, host := e.configs(s)
+	resp, err := e.api.ContainerCreate(ctx, cfg, host, nil, nil, s.Name)
+	if err != nil {
+		return "", e.wrap("creating the session's container", err)
+	}
+	return resp.ID, nil
+}
+
+// configs is the whole cage.
+func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
+	tmpfs := func(size int64, mode string) string {
+		return fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
+	}
+	cfg := &container.Config{
+		Image:      s.Image,
+		Entrypoint: []string{agentDir + "/" + agentName},
+		Cmd:        []string{},
+		User:       fmt.Sprintf("%d:%d", SessionUser, SessionUser),
+		WorkingDir: "/work",
+		Labels:     s.Labels,
+		// The agent's frames; it stays when the sidecar goes.
+		OpenStdin: true, AttachStdin: true, AttachStdout: true, AttachStderr: true,
+		StopSignal: "SIGKILL",
+	}
+	host := &container.HostConfig{
+		Runtime:        e.opts.Runtime,
+		NetworkMode:    "none",
+		ReadonlyRootfs: true,
+		CapDrop:        []string{"ALL"},
+		// Naming no seccomp profile keeps the engine's default one.
+		SecurityOpt:  []string{"no-new-privileges"},
+		IpcMode:      "private",
+		CgroupnsMode: "private",
+		Tmpfs:        map[string]string{"/tmp": tmpfs(s.TmpBytes, "1777")},
+		Mounts:       []mount.Mount{e.mount},
+		// No log: frames are nobody's log, and a log would fill the host's disk.
+		LogConfig: container.LogConfig{Type: "none"},
+		Resources: container.Resources{
+			Memory:     s.MemBytes,
+			MemorySwap: s.MemBytes, // the same as Memory: no swap
+			NanoCPUs:   int64(s.CPUs * 1e9),
+			PidsLimit:  &s.Pids,
+			// All explicit: an engine's defaults may be above what its own process
+			// may hand on (no CAP_SYS_RESOURCE).
+			Ulimits: []*units.Ulimit{
+				{Name: "nofile", Soft: e.opts.NoFile, Hard: e.opts.NoFile},
+				{Name: "nproc", Soft: e.opts.NProc, Hard: e.opts.NProc},
+				{Name: "core", Soft: 0, Hard: 0},
+			},
+		},
+	}
+	if e.podman {
+		// It knows its default runtime by path, and a name only in newer versions.
+		host.Runtime = ""
+	}
+	if e.opts.Runtime == "runsc" {
+		// Counted on the host, where gVisor has several threads for each of the
+		// session's; its kernel panics when it cannot have another.
+		pids := 8*s.Pids + 1024
+		host.PidsLimit = &pids
+	}
+	if s.Egress {
+		host.NetworkMode = container.NetworkMode(e.opts.Egress)
+	}
+	if s.Workspace != "" {
+		host.Mounts = append(host.Mounts, mount.Mount{Type: mount.TypeBind, Source: s.Workspace, Target: "/work"})
+	} else {
+		host.Tmpfs["/work"] = tmpfs(s.WorkBytes, "0777")
+	}
+	return cfg, host
+}
+
+// Start starts a created container.
+func (e *Engine) Start(ctx context.Context, id string) error {
+	return e.wrap("starting the session's container", e.api.ContainerStart(ctx, id, container.StartOptions{}))
+}
+
+// Attach returns the stdio of a container that was just started.
+func (e *Engine) Attach(ctx context.Context, id string) (io.ReadWriteCloser, error) {
+	h, err := e.api.ContainerAttach(ctx, id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		return nil, e.wrap("attaching to the session's container", err)
+	}
+	return newStdio(h, e.opts.Log, id), nil
+}
+
+// Connect reaches the agent of a running container whose first stdio is lost,
+// by running the agent's connect bridge in it.
+func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, error) {
+	x, err := e.api.ContainerExecCreate(ctx, id, container.ExecOptions{
+		Cmd:         []string{agentDir + "/" + agentName, "connect"},
+		User:        fmt.Sprintf("%d:%d", SessionUser, SessionUser),
+		AttachStdin: true, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return nil, e.wrap("reaching into the session's container", err)
+	}
+	h, err := e.api.ContainerExecAttach(ctx, x.ID, container.ExecAttachOptions{})
+	if err != nil {
+		return nil, e.wrap("reaching into the session's container", err)
+	}
+	return newStdio(h, e.opts.Log, id), nil
+}
+
+// Inspect returns a container's state; ok is false when there is none.
+func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err error) {
+	c, err := e.api.ContainerInspect(ctx, id)
+	if cerrdefs.IsNotFound(err) {
+		return State{}, false, nil
+	}
+	if err != nil {
+		return State{}, false, e.wrap("looking at the session's container", err)
+	}
+	s = State{ID: c.ID, Labels: c.Config.Labels}
+	if c.State != nil {
+		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
+	}
+	return s, true, nil
+}
+
+// List returns the containers of one sidecar instance, running or not.
+func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
+	cs, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
+		filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
+	if err != nil {
+		return nil, e.wrap("listing the session containers", err)
+	}
+	var out []State
+	for _, c := range cs {
+		// Checked again: a filter that an engine misread must not cost a stranger's container.
+		if c.Labels[LabelManaged] == "1" && c.Labels[LabelInstance] == instance {
+			out = append(out, State{ID: c.ID, Running: c.State == "running", Labels: c.Labels})
+		}
+	}
+	return out, nil
+}
+
+// Remove kills and removes a container; one that is gone is no error.
+func (e *Engine) Remove(ctx context.Context, id string) error {
+	// Killed first: podman would give it the ten seconds of a stop.
+	_ = e.api.ContainerKill(ctx, id, "SIGKILL")
+	err := e.api.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	if cerrdefs.IsNotFound(err) {
+		return nil
+	}
+	return e.wrap("removing the session's container", err)
+}
+
+// Kill ends a container's processes; one that does not run is no error.
+func (e *Engine) Kill(ctx context.Context, id string) error {
+	err := e.api.ContainerKill(ctx, id, "SIGKILL")
+	if err == nil {
+		return nil
+	}
+	// Engines word a container that has just ended in many ways.
+	if s, ok, ierr := e.Inspect(ctx, id); ierr == nil && (!ok || !s.Running) {
+		return nil
+	}
+	return e.wrap("killing the session's container", err)
+}
+
+// agentFile reads the sidecar's copy of the agent.
+func (e *Engine) agentFile() (string, []byte, error) {
+	p, err := filepath.Abs(e.opts.Agent)
+	if err != nil {
+		return "", nil, err
+	}
+	b, err := os.ReadFile(p)
+	if err != nil {
+		return "", nil, fmt.Errorf("reading the session agent (SANDBOX_AGENT): %w", err)
+	}
+	return p, b, nil
+}

@@ -1,0 +1,257 @@
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+var runtimes = []string{"runc", "crun", "runsc"}
+
+type container struct {
+	*host.Conn
+	t   *testing.T
+	e   *engine.Engine
+	id  string
+	key string
+}
+
+func open(t *testing.T, e *engine.Engine, image string, change func(*engine.Spec)) *container {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	img, err := e.ResolveImage(ctx, image, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.UseImage(ctx, img.ID); err != nil {
+		t.Fatal(err)
+	}
+	spec := engine.Spec{Name: "loomcycle-test-" + strings.ToLower(rand.Text()), Image: img.ID,
+		Labels:    map[string]string{engine.LabelManaged: "1", engine.LabelInstance: t.Name()},
+		WorkBytes: 64 << 20, TmpBytes: 16 << 20, MemBytes: 256 << 20, CPUs: 1, Pids: 128}
+	if change != nil {
+		change(&spec)
+	}
+	c := &container{t: t, e: e, key: rand.Text()}
+	began := time.Now()
+	if c.id, err = e.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Remove(context.Background(), c.id); err != nil {
+			t.Error(err)
+		}
+	})
+	created := time.Now()
+	if err := e.Start(ctx, c.id); err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	rw, err := e.Attach(ctx, c.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Conn, err = host.Dial(ctx, rw, c.key, map[string]string{"FROM_SESSION": "yes"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("create %v, start %v, hello %v", created.Sub(began), started.Sub(created), time.Since(started))
+	return c
+}
+
+func (c *container) sh(command string, timeout time.Duration) (string, wire.Exit) {
+	c.t.Helper()
+	out, exit, err := c.Exec(c.t.Context(), wire.Exec{Command: command, Timeout: timeout, MaxOutput: 64 << 10}, nil, nil)
+	if err != nil {
+		c.t.Fatalf("%s: %v", command, err)
+	}
+	return string(out.Bytes(host.Both, "[cut]")), exit
+}
+
+func TestSession(t *testing.T) {
+	p := enginetest.New(t)
+	for _, rt := range runtimes {
+		t.Run(rt, func(t *testing.T) {
+			e := enginetest.Open(t, p.Options(t, rt))
+			c := open(t, e, p.Image, nil)
+
+			t.Run("exec", func(t *testing.T) {
+				c := &container{Conn: c.Conn, t: t}
+				for _, tc := range []struct {
+					command, want string
+					code          int
+					signal        string
+				}{
+					{"echo out; echo err >&2; exit 3", "out\nerr\n", 3, ""},
+					{"echo $FROM_SESSION $HOME; pwd; id -u; id -g", "yes /work\n/work\n1000\n1000\n", 0, ""},
+					{"kill -KILL $$", "", 137, "SIGKILL"},
+					{"ulimit -c; ulimit -n", "0\n4096\n", 0, ""},
+					{"(sleep 300 &) ; echo left", "left\n", 0, ""},
+					{"touch /root-is-writable 2>/dev/null || echo refused", "refused\n", 0, ""},
+					{"grep ^CapEff /proc/self/status | tr -d '\\t'", "CapEff:0000000000000000\n", 0, ""},
+					{"for f in /proc/1/fd/1 /proc/1/mem; do (echo x > $f) 2>/dev/null && echo open; done; echo tried", "tried\n", 0, ""},
+				} {
+					if rt == "runsc" && strings.Contains(tc.command, "/proc/1/") {
+						continue // gVisor does not protect an undumpable process's descriptors
+					}
+					out, exit := c.sh(tc.command, 10*time.Second)
+					if out != tc.want || exit.Code != tc.code || exit.Signal != tc.signal {
+						t.Errorf("%s\n got %q, exit %d %s\nwant %q, exit %d %s", tc.command, out, exit.Code, exit.Signal, tc.want, tc.code, tc.signal)
+					}
+				}
+			})
+			t.Run("a timed-out exec leaves nothing", func(t *testing.T) {
+				c := &container{Conn: c.Conn, t: t}
+				_, exit := c.sh("sleep 1111 & setsid bash -c 'env -i setsid sleep 2222 & sleep 3333' & (ulimit -m 1000; setsid sleep 4444) & sleep 5555", 500*time.Millisecond)
+				if !exit.TimedOut {
+					t.Fatal("it did not time out")
+				}
+				if out, _ := c.sh("ps -eo args | grep -E '^sleep [1-5]{4}' || true", 5*time.Second); strings.TrimSpace(out) != "" {
+					t.Errorf("left: %s", out)
+				}
+				if out, _ := c.sh("ps -eo args | grep -c '^sleep 300'", 5*time.Second); strings.TrimSpace(out) != "1" {
+					t.Errorf("the background process of an earlier exec is gone: %q", out)
+				}
+			})
+			t.Run("files", func(t *testing.T) {
+				content := make([]byte, 1<<20)
+				_, _ = rand.Read(content)
+				if err := c.WriteFile(t.Context(), "a/b/f", 0o755, content); err != nil {
+					t.Fatal(err)
+				}
+				got, size, err := c.ReadFile(t.Context(), wire.Read{Path: "a/b/f", Max: 2 << 20})
+				if err != nil || size != 1<<20 || !bytes.Equal(got, content) {
+					t.Errorf("read back %d of %d bytes, %v", len(got), size, err)
+				}
+				for _, path := range []string{"../etc/passwd", "/etc/passwd", "link", "a/../../etc/passwd", "", ".", "fifo", "dev/null", "a\x00b"} {
+					(&container{Conn: c.Conn, t: t}).sh("ln -sfn /etc/passwd link; ln -sfn /dev dev; [ -p fifo ] || mkfifo fifo", 5*time.Second)
+					if b, _, err := c.ReadFile(t.Context(), wire.Read{Path: path, Max: 100}); err == nil {
+						t.Errorf("read %q gave %q", path, b)
+					}
+					if err := c.WriteFile(t.Context(), path, 0, []byte("x")); err == nil {
+						t.Errorf("write %q was done", path)
+					}
+				}
+				if err := c.WriteFile(t.Context(), "big", 0, make([]byte, 80<<20)); err == nil || !strings.Contains(err.Error(), "no space") {
+					t.Errorf("a write above the tmpfs's size: %v", err)
+				}
+			})
+			t.Run("output", func(t *testing.T) {
+				out, exit, err := c.Exec(t.Context(), wire.Exec{Command: "echo first; head -c 300000000 /dev/zero | tr '\\0' x; echo; echo last", MaxOutput: 1000, Timeout: time.Minute}, nil, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := out.Bytes(host.Both, "[cut]")
+				if len(got) != 1005 || !bytes.HasPrefix(got, []byte("first\nxxx")) || !bytes.HasSuffix(got, []byte("xxx\nlast\n")) || exit.Dropped != 300000012-1000 {
+					t.Errorf("%d bytes kept, %d dropped: %.20q...%q", len(got), exit.Dropped, got, got[len(got)-20:])
+				}
+			})
+			t.Run("stdin", func(t *testing.T) {
+				in := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+				out, _, err := c.Exec(t.Context(), wire.Exec{Command: "sha256sum", MaxOutput: 1000, Timeout: 20 * time.Second}, bytes.NewReader(in), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := fmt.Sprintf("%x  -\n", sha256.Sum256(in)); string(out.Bytes(host.Stdout, "")) != want {
+					t.Errorf("sha256sum of 1 MiB of stdin: %s instead of %s", out.Bytes(host.Both, ""), want)
+				}
+			})
+			t.Run("a second connection after the first is lost", func(t *testing.T) {
+				c.Conn.Close()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if rw, err := e.Connect(ctx, c.id); err != nil {
+					t.Fatal(err)
+				} else if _, err := host.Dial(ctx, rw, "wrong", nil); err == nil || !strings.Contains(err.Error(), "key") {
+					t.Errorf("a wrong key was answered with %v", err)
+				}
+				rw, err := e.Connect(ctx, c.id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.Conn, err = host.Dial(ctx, rw, c.key, nil); err != nil {
+					t.Fatal(err)
+				}
+				if out, _ := c.sh("echo $FROM_SESSION; [ -s a/b/f ] && echo kept", 5*time.Second); out != "yes\nkept\n" {
+					t.Errorf("got %q", out)
+				}
+			})
+			t.Run("speed", func(t *testing.T) {
+				began := time.Now()
+				const n = 50
+				for range n {
+					c.sh("true", time.Second)
+				}
+				t.Logf("exec of true: %v", time.Since(began)/n)
+				content := make([]byte, 1<<20)
+				began = time.Now()
+				for range 10 {
+					if err := c.WriteFile(t.Context(), "speed", 0, content); err != nil {
+						t.Fatal(err)
+					}
+				}
+				t.Logf("write of 1 MiB: %v", time.Since(began)/10)
+				began = time.Now()
+				for range 10 {
+					if _, _, err := c.ReadFile(t.Context(), wire.Read{Path: "speed", Max: 1 << 20}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				t.Logf("read of 1 MiB: %v", time.Since(began)/10)
+			})
+			t.Run("shutdown", func(t *testing.T) {
+				began := time.Now()
+				if err := c.Shutdown(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("gone after %v", time.Since(began))
+			})
+		})
+	}
+}
+
+func TestForkBombAndMemoryHog(t *testing.T) {
+	p := enginetest.New(t)
+	for _, rt := range runtimes {
+		t.Run(rt, func(t *testing.T) {
+			e := enginetest.Open(t, p.Options(t, rt))
+			c := open(t, e, p.Image, nil)
+			if rt == "runsc" {
+				// gVisor's kernel is one host process. It ends as a whole when its limits
+				// are reached; all that is asked is that it does so at once.
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				defer cancel()
+				_, _, err := c.Exec(ctx, wire.Exec{Command: "bomb() { bomb | bomb & }; bomb; sleep 100", Timeout: 2 * time.Second}, nil, nil)
+				if err != nil && !errors.Is(err, host.ErrLost) {
+					t.Error(err)
+				}
+				return
+			}
+			_, exit := c.sh("bomb() { bomb | bomb & }; bomb; sleep 100", 2*time.Second)
+			if !exit.TimedOut {
+				t.Errorf("exit %+v", exit)
+			}
+			if out, exit := c.sh("echo alive", 10*time.Second); out != "alive\n" {
+				t.Errorf("after the bomb: %q %+v", out, exit)
+			}
+			_, exit = c.sh("python3 -c 'x = bytearray(1<<30)'", 20*time.Second)
+			if exit.Code == 0 || !exit.OOM {
+				t.Errorf("a command above the memory limit ended with %+v", exit)
+			}
+			if out, _ := c.sh("echo alive", 10*time.Second); out != "alive\n" {
+				t.Errorf("after the hog: %q", out)
+			}
+		})
+	}
+}

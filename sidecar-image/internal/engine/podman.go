@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// child is a podman service that the sidecar keeps running: it is started
+// again when it ends, with its last words kept for errors.
+type child struct {
+	mu   sync.Mutex
+	cmd  *exec.Cmd
+	stop func()
+}
+
+func startPodman(opts Options) (*child, error) {
+	podman, err := exec.LookPath("podman")
+	if err != nil {
+		return nil, fmt.Errorf("SANDBOX_ENGINE=podman needs podman on the sidecar's PATH: %w; or set DOCKER_HOST to a running engine", err)
+	}
+	args := append([]string{}, opts.Podman...)
+	if opts.Runtime != "" {
+		name := opts.Runtime
+		if name == "kata" {
+			name = "kata-runtime"
+		}
+		path, err := exec.LookPath(name)
+		if err != nil {
+			return nil, fmt.Errorf("SANDBOX_RUNTIME=%s needs the program %s on the sidecar's PATH: %w", opts.Runtime, name, err)
+		}
+		args = append(args, "--runtime", path)
+	}
+	if opts.Runtime == "runsc" && opts.Egress == "" {
+		// No session has a network, so gVisor needs none either: stricter, and its
+		// older versions mistake a container's namespace for the host's (6.x kernels).
+		args = append(args, "--runtime-flag", "network=none")
+	}
+	args = append(args, "system", "service", "--time", "0", "unix://"+opts.Socket)
+	if err := os.MkdirAll(filepath.Dir(opts.Socket), 0o700); err != nil {
+		return nil, fmt.Errorf("making the directory of podman's socket: %w", err)
+	}
+	c := &child{}
+	quit, ended := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	c.stop = func() {
+		once.Do(func() { close(quit) })
+		c.mu.Lock()
+		if c.cmd != nil && c.cmd.Process != nil {
+			_ = c.cmd.Process.Signal(syscall.SIGTERM)
+		}
+		c.mu.Unlock()
+		<-ended
+	}
+	go func() {
+		defer close(ended)
+		// The parent-death signal is sent when the thread that forked dies, so it
+		// must be one that lasts.
+		runtime.LockOSThread()
+		for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
+			_ = os.Remove(opts.Socket)
+			cmd := exec.Command(podman, args...)
+			out := &tailBuffer{max: 2048}
+			cmd.Stdout, cmd.Stderr = out, out
+			// Dies with the sidecar, so that a restarted one finds the socket free.
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+			began := time.Now()
+			c.mu.Lock()
+			select {
+			case <-quit:
+				c.mu.Unlock()
+				return
+			default:
+			}
+			err := cmd.Start()
+			c.cmd = cmd
+			c.mu.Unlock()
+			if err == nil {
+				err = cmd.Wait()
+			}
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			opts.Log.Error("podman ended and is started again", "error", err, "output", out.String())
+			if time.Since(began) > time.Minute {
+				delay = 100 * time.Millisecond
+			}
+			select {
+			case <-quit:
+				return
+			case <-time.After(delay):
+			}
+		}
+	}()
+	return c, nil
+}
+
+// tailBuffer keeps the last max bytes written to it.
+type tailBuffer struct {
+	mu  sync.Mutex
+	max int
+	b   []byte
+}
+
+func (t *tailBuffer) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	if over := len(t.b) - t.max; over > 0 {
+		t.b = append(t.b[:0], t.b[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tailBuffer) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.TrimSpace(t.b))
+}

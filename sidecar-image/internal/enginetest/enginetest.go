@@ -1,0 +1,181 @@
+// Package enginetest gives tests a real podman of their own: private storage
+// in the project's cache, a session image, and the session agent built from
+// this tree. It skips where that cannot be had, and fails instead under CI.
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+)
+
+// standIn is the image used until the pipeline has built the real one: Debian
+// packages alone, without toolchains.
+const standIn = "localhost/loomcycle-session-standin:1"
+
+// Podman is a private podman.
+type Podman struct {
+	Flags []string // global flags of the podman command
+	Image string
+	Agent string
+}
+
+var (
+	setup sync.Mutex
+	agent string
+)
+
+// Skip ends the test with the reason, as a failure under CI.
+func Skip(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("under CI this must not be skipped: "+format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// New returns a podman with a session image in its storage.
+func New(t testing.TB) *Podman {
+	t.Helper()
+	setup.Lock()
+	defer setup.Unlock()
+	if os.Getuid() != 0 {
+		Skip(t, "the test needs root for podman with private storage")
+	}
+	if _, err := exec.LookPath("podman"); err != nil {
+		Skip(t, "podman is not installed")
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Podman{Flags: []string{"--root", filepath.Join(cache, "storage"), "--runroot", filepath.Join(os.TempDir(), "loomcycle-test-podman"), "--cgroup-manager", "cgroupfs", "--events-backend", "file"}}
+	if p.Agent, err = Agent(); err != nil {
+		t.Fatal(err)
+	}
+	if p.Image = os.Getenv("SANDBOX_TEST_IMAGE"); p.Image != "" {
+		p.run(t, "pull", "--quiet", p.Image)
+		return p
+	}
+	p.Image = standIn
+	// Several test programs may get here at once.
+	unlock, err := lock(filepath.Join(cache, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	if p.cmd("image", "exists", standIn).Run() == nil {
+		return p
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		Skip(t, "no session image: set SANDBOX_TEST_IMAGE, or install mmdebstrap for a stand-in")
+	}
+	rootfs := filepath.Join(cache, "standin.tar")
+	if _, err := os.Stat(rootfs); err != nil {
+		t.Log("making a stand-in session image from Debian packages, once")
+		tmp := rootfs + ".partial.tar"
+		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3-minimal,make", "trixie", tmp).CombinedOutput()
+		if err != nil {
+			Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
+		}
+		if err := os.Rename(tmp, rootfs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.run(t, "import", "--quiet", "-c", "ENV HOME=/work", "-c", "WORKDIR /work", "-c", "USER 1000:1000", rootfs, standIn)
+	return p
+}
+
+func (p *Podman) cmd(args ...string) *exec.Cmd {
+	return exec.Command("podman", append(append([]string{}, p.Flags...), args...)...)
+}
+
+// Command is a podman command on the private storage.
+func (p *Podman) Command(args ...string) *exec.Cmd { return p.cmd(args...) }
+
+func (p *Podman) run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := p.cmd(args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("podman %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Options are what the engine package needs to use this podman with an OCI
+// runtime, which it skips when that runtime is not installed or cannot start a
+// container on this host.
+func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
+	t.Helper()
+	path, err := exec.LookPath(runtime)
+	if err != nil {
+		Skip(t, "%s is not installed", runtime)
+	}
+	args := []string{"--runtime", path}
+	if runtime == "runsc" {
+		args = append(args, "--runtime-flag", "network=none")
+	}
+	out, err := p.cmd(append(args, "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true")...).CombinedOutput()
+	if err != nil {
+		t.Skipf("%s cannot start a container on this host: %s", runtime, out)
+	}
+	return engine.Options{
+		Runtime: runtime, Agent: p.Agent, Socket: filepath.Join(t.TempDir(), "podman.sock"),
+		Podman: p.Flags, NoFile: 4096, NProc: 16384, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+}
+
+// Open starts the engine and closes it with the test.
+func Open(t testing.TB, opts engine.Options) *engine.Engine {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	e, err := engine.Open(ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// Agent builds the session agent once for the test program.
+func Agent() (string, error) {
+	if agent != "" {
+		return agent, nil
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(cache, "session-agent")
+	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the session agent: %w\n%s", err, out)
+	}
+	agent = path
+	return path, os.Rename(tmp, path)
+}
+
+func cacheDir() (string, error) {
+	dir := os.Getenv("LOOMCYCLE_CACHE")
+	if dir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(base, "loomcycle-images")
+	}
+	dir = filepath.Join(dir, "sandbox-test")
+	return dir, os.MkdirAll(dir, 0o755)
+}

@@ -1,0 +1,304 @@
+// Package identity says who makes a request, from that request alone: a bearer
+// token that opens the door, and, where the operator has set a key set, a
+// signed token that names tenant, principal and run.
+package identity
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/MicahParks/keyfunc/v3"
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+)
+
+// Header names.
+const (
+	HeaderIdentity = "X-Loom-Identity"
+	HeaderRun      = "X-Loom-Root-Run"
+	HeaderTenant   = "X-Loom-Tenant"
+)
+
+// Anonymous is everyone's principal when SANDBOX_ALLOW_ANON is set.
+const Anonymous = "anonymous"
+
+// Token is a bearer token. Several may have one name, so that a new one works
+// before the old one goes.
+type Token struct{ Name, Secret string }
+
+// ParseTokens reads one token per line or comma: NAME=SECRET, or SECRET alone,
+// whose name is "shared".
+func ParseTokens(text string) ([]Token, error) {
+	var out []Token
+	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' || r == '\r' }) {
+		part = strings.TrimSpace(part)
+		if part == "" || strings.HasPrefix(part, "#") {
+			continue
+		}
+		t := Token{"shared", part}
+		// A secret may end in the = of base64, a name never holds one.
+		if name, secret, ok := strings.Cut(part, "="); ok && tokenName.MatchString(name) && strings.Trim(secret, "=") != "" {
+			t = Token{name, secret}
+		}
+		if strings.ContainsAny(t.Secret, " \t") {
+			return nil, fmt.Errorf("the token named %s holds white space, which no Authorization header can carry", t.Name)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}$`)
+
+// Algorithms that an identity may be signed with: asymmetric only, so that a
+// public key can never be taken for a shared secret.
+var Algorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+
+// Options configure an Authenticator.
+type Options struct {
+	Tokens   []Token
+	Anon     bool
+	JWKS     string // a file or an http(s) URL; empty for no attested identity
+	Issuer   string // required of tokens when not empty
+	Audience string
+	Leeway   time.Duration
+	Now      func() time.Time
+}
+
+// Authenticator judges requests.
+type Authenticator struct {
+	opts   Options
+	hashes [][sha256.Size]byte
+	keys   jwt.Keyfunc
+	parser *jwt.Parser
+
+	mu   sync.Mutex
+	seen map[string]time.Time // jti of used identities, until they expire
+	swep time.Time
+}
+
+// New returns an Authenticator. ctx ends the refreshing of a key set from a
+// URL.
+func New(ctx context.Context, opts Options) (*Authenticator, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if len(opts.Tokens) == 0 && !opts.Anon {
+		return nil, errors.New("SANDBOX_AUTH_TOKEN is not set: set it (or SANDBOX_AUTH_TOKENS), or SANDBOX_ALLOW_ANON=1 for local use on loopback")
+	}
+	a := &Authenticator{opts: opts, seen: map[string]time.Time{}}
+	for _, t := range opts.Tokens {
+		a.hashes = append(a.hashes, sha256.Sum256([]byte(t.Secret)))
+	}
+	if opts.JWKS == "" {
+		return a, nil
+	}
+	var err error
+	if a.keys, err = keySet(ctx, opts.JWKS); err != nil {
+		return nil, err
+	}
+	p := []jwt.ParserOption{jwt.WithValidMethods(Algorithms), jwt.WithAudience(opts.Audience), jwt.WithExpirationRequired(),
+		jwt.WithIssuedAt(), jwt.WithLeeway(opts.Leeway), jwt.WithTimeFunc(opts.Now)}
+	if opts.Issuer != "" {
+		p = append(p, jwt.WithIssuer(opts.Issuer))
+	}
+	a.parser = jwt.NewParser(p...)
+	return a, nil
+}
+
+func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
+	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
+		k, err := keyfunc.NewDefaultCtx(ctx, []string{where})
+		if err != nil {
+			return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS=%s: %w", where, err)
+		}
+		return k.Keyfunc, nil
+	}
+	f := &fileKeys{path: where}
+	if _, err := f.load(); err != nil {
+		return nil, err
+	}
+	return f.keyfunc, nil
+}
+
+// Attested tells whether requests need a signed identity.
+func (a *Authenticator) Attested() bool { return a.keys != nil }
+
+// ErrToken answers a request without a valid bearer token.
+var ErrToken = errors.New("a valid Authorization: Bearer token is required")
+
+// ErrNoIdentity is returned for the calls of a request that carries no signed
+// identity where one is required.
+var ErrNoIdentity = fmt.Errorf("this sidecar requires a signed identity: send it in the %s header of the request", HeaderIdentity)
+
+// Who is a request's author.
+type Who struct {
+	session.Caller
+	Known bool // false: the door is open, but calls need an identity
+}
+
+// Authenticate judges a request by its headers. The error is fit to be shown.
+func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
+	name, err := a.bearer(h)
+	if err != nil {
+		return Who{}, err
+	}
+	if a.keys != nil {
+		switch values := h.Values(HeaderIdentity); len(values) {
+		case 0:
+			return Who{}, nil
+		case 1:
+			c, err := a.identity(values[0])
+			return Who{c, err == nil}, err
+		default:
+			return Who{}, fmt.Errorf("more than one %s header", HeaderIdentity)
+		}
+	}
+	c := session.Caller{Principal: name}
+	for _, x := range []struct {
+		header string
+		to     *string
+	}{{HeaderRun, &c.RootRun}, {HeaderTenant, &c.Tenant}} {
+		values := h.Values(x.header)
+		if len(values) > 1 {
+			return Who{}, fmt.Errorf("more than one %s header", x.header)
+		}
+		if len(values) == 1 {
+			if *x.to, err = tag(x.header, values[0]); err != nil {
+				return Who{}, err
+			}
+		}
+	}
+	return Who{c, true}, nil
+}
+
+// bearer finds the token's name, taking the same time whichever it is.
+func (a *Authenticator) bearer(h http.Header) (string, error) {
+	values := h.Values("Authorization")
+	if len(values) == 0 && a.opts.Anon {
+		return Anonymous, nil
+	}
+	secret := ""
+	if len(values) == 1 {
+		if scheme, rest, ok := strings.Cut(values[0], " "); ok && strings.EqualFold(scheme, "Bearer") {
+			secret = strings.TrimSpace(rest)
+		}
+	}
+	got := sha256.Sum256([]byte(secret))
+	match := -1
+	for i := range a.hashes {
+		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(got[:], a.hashes[i][:]), i, match)
+	}
+	if match < 0 || secret == "" {
+		return "", ErrToken
+	}
+	return a.opts.Tokens[match].Name, nil
+}
+
+type claims struct {
+	jwt.RegisteredClaims
+	Tenant    string `json:"tenant"`
+	Principal string `json:"principal"`
+	RootRun   string `json:"root_run"`
+}
+
+func (a *Authenticator) identity(token string) (session.Caller, error) {
+	refuse := func(err error) (session.Caller, error) {
+		return session.Caller{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
+	}
+	if len(token) > 16<<10 {
+		return refuse(errors.New("the token is longer than 16 KiB"))
+	}
+	var c claims
+	t, err := a.parser.ParseWithClaims(token, &c, a.keys)
+	if err != nil {
+		return refuse(reason(err))
+	}
+	if !slices.Contains(Algorithms, t.Method.Alg()) {
+		return refuse(errors.New("its algorithm is not allowed"))
+	}
+	who := session.Caller{Tenant: c.Tenant, RootRun: c.RootRun}
+	subject := c.Principal
+	if subject == "" {
+		subject = c.Subject
+	}
+	if subject == "" {
+		return refuse(errors.New("it names no principal"))
+	}
+	for name, v := range map[string]string{"tenant": c.Tenant, "principal": subject, "root_run": c.RootRun} {
+		if _, err := tag(name, v); err != nil {
+			return refuse(err)
+		}
+	}
+	// The tenant's own slashes are escaped (as in RFC 6901), so that ("a/b", "c")
+	// and ("a", "b/c") stay two principals.
+	who.Principal = strings.ReplaceAll(strings.ReplaceAll(c.Tenant, "~", "~0"), "/", "~1") + "/" + subject
+	if c.ID != "" && !a.first(c.ID, c.ExpiresAt.Add(a.opts.Leeway)) {
+		return refuse(errors.New("it has been used before (its jti is known)"))
+	}
+	return who, nil
+}
+
+// first records a jti and tells whether it is new.
+func (a *Authenticator) first(jti string, until time.Time) bool {
+	key := jti
+	if len(key) > 64 {
+		key = fmt.Sprintf("%x", sha256.Sum256([]byte(jti)))
+	}
+	now := a.opts.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.Sub(a.swep) > time.Minute {
+		a.swep = now
+		for k, exp := range a.seen {
+			if exp.Before(now) {
+				delete(a.seen, k)
+			}
+		}
+	}
+	if _, ok := a.seen[key]; ok {
+		return false
+	}
+	a.seen[key] = until
+	return true
+}
+
+// reason says what is wrong with a token without repeating any of it.
+func reason(err error) error {
+	for _, x := range []struct {
+		is  error
+		say string
+	}{
+		{jwt.ErrTokenExpired, "it has expired"},
+		{jwt.ErrTokenNotValidYet, "it is not valid yet"},
+		{jwt.ErrTokenUsedBeforeIssued, "it was issued in the future"},
+		{jwt.ErrTokenInvalidAudience, "it is for another audience"},
+		{jwt.ErrTokenInvalidIssuer, "it is from another issuer"},
+		{jwt.ErrTokenRequiredClaimMissing, "it lacks a required claim (exp, aud)"},
+		{jwt.ErrTokenSignatureInvalid, "its signature or algorithm is not accepted"},
+		{jwt.ErrTokenUnverifiable, "no key of the key set verifies it"},
+	} {
+		if errors.Is(err, x.is) {
+			return errors.New(x.say)
+		}
+	}
+	return errors.New("it is not a valid signed token")
+}
+
+// tag checks a value that labels a session.
+func tag(name, v string) (string, error) {
+	if len(v) > 256 || !utf8.ValidString(v) || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return "", fmt.Errorf("%s has to be at most 256 bytes of printable text", name)
+	}
+	return v, nil
+}

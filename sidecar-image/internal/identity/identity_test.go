@@ -1,0 +1,249 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/MicahParks/jwkset"
+	"github.com/golang-jwt/jwt/v5"
+)
+
+const secret = "secret-0123456789"
+
+func header(kv ...string) http.Header {
+	h := http.Header{"Authorization": {"Bearer " + secret}}
+	for i := 0; i < len(kv); i += 2 {
+		h.Add(kv[i], kv[i+1])
+	}
+	return h
+}
+
+func TestBearer(t *testing.T) {
+	tokens, err := ParseTokens("old=first-token,old=second-token\nabc123==\n# a comment\nnew=x==")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(t.Context(), Options{Tokens: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for auth, want := range map[string]string{
+		"Bearer first-token": "old", "bearer second-token": "old", "Bearer abc123==": "shared", "Bearer x==": "new",
+		"Bearer ": "", "Bearer": "", "": "", "Bearer first-toke": "", "Bearer old=first-token": "", "Basic first-token": "", "Bearer first-token,second-token": "",
+	} {
+		who, err := a.Authenticate(http.Header{"Authorization": {auth}})
+		if (err == nil) != (want != "") || who.Principal != want {
+			t.Errorf("%q is %q, %v; want %q", auth, who.Principal, err, want)
+		}
+	}
+	if _, err := a.Authenticate(http.Header{"Authorization": {"Bearer first-token", "Bearer first-token"}}); err == nil {
+		t.Error("two Authorization headers were let in")
+	}
+	if _, err := New(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "SANDBOX_AUTH_TOKEN") {
+		t.Errorf("no token at all: %v", err)
+	}
+}
+
+func TestTags(t *testing.T) {
+	a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	who, err := a.Authenticate(header(HeaderRun, "run-1", HeaderTenant, "acme"))
+	if err != nil || who.RootRun != "run-1" || who.Tenant != "acme" || who.Principal != "shared" {
+		t.Errorf("%+v, %v", who, err)
+	}
+	for _, h := range []http.Header{
+		header(HeaderRun, "a", HeaderRun, "b"), header(HeaderRun, strings.Repeat("x", 257)), header(HeaderTenant, "a\x00b"), header(HeaderTenant, "\xff"),
+	} {
+		if who, err := a.Authenticate(h); err == nil {
+			t.Errorf("%v was let in as %+v", h, who)
+		}
+	}
+}
+
+// Each attack on the signed identity, and the tokens that have to work.
+func TestAttestedIdentity(t *testing.T) {
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	other, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	rsaKey, _ := rsa.GenerateKey(rand.Reader, 2048)
+	path := filepath.Join(t.TempDir(), "jwks.json")
+	writeKeys(t, path, map[string]any{"k1": key.Public(), "k2": rsaKey.Public()})
+	now := time.Now()
+	clock := now
+	a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}, JWKS: path, Issuer: "loom", Audience: "sandbox", Leeway: 10 * time.Second, Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := func(change func(jwt.MapClaims)) jwt.MapClaims {
+		c := jwt.MapClaims{"iss": "loom", "aud": "sandbox", "exp": now.Add(time.Minute).Unix(), "iat": now.Unix(), "tenant": "acme", "principal": "p1", "root_run": "r1"}
+		if change != nil {
+			change(c)
+		}
+		return c
+	}
+	sign := func(m jwt.SigningMethod, kid string, key any, c jwt.MapClaims) string {
+		tok := jwt.NewWithClaims(m, c)
+		tok.Header["kid"] = kid
+		s, err := tok.SignedString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	es := func(change func(jwt.MapClaims)) string { return sign(jwt.SigningMethodES256, "k1", key, good(change)) }
+	valid := es(nil)
+	parts := strings.Split(valid, ".")
+	forged := strings.Split(es(func(c jwt.MapClaims) { c["principal"] = "p2" }), ".")
+	rsaPublic, _ := json.Marshal(rsaKey.PublicKey)
+	for _, tc := range []struct{ name, token, want string }{
+		{"valid", valid, ""},
+		{"valid, RSA", sign(jwt.SigningMethodRS256, "k2", rsaKey, good(nil)), ""},
+		{"valid, several audiences", es(func(c jwt.MapClaims) { c["aud"] = []string{"x", "sandbox"} }), ""},
+		{"expired", es(func(c jwt.MapClaims) { c["exp"] = now.Add(-time.Minute).Unix() }), "expired"},
+		{"no expiry", es(func(c jwt.MapClaims) { delete(c, "exp") }), "lacks"},
+		{"not yet valid", es(func(c jwt.MapClaims) { c["nbf"] = now.Add(time.Minute).Unix() }), "not valid yet"},
+		{"wrong audience", es(func(c jwt.MapClaims) { c["aud"] = "other" }), "audience"},
+		{"no audience", es(func(c jwt.MapClaims) { delete(c, "aud") }), ""},
+		{"wrong issuer", es(func(c jwt.MapClaims) { c["iss"] = "mallory" }), "issuer"},
+		{"no principal", es(func(c jwt.MapClaims) { delete(c, "principal") }), "no principal"},
+		{"another key", sign(jwt.SigningMethodES256, "k1", other, good(nil)), "signature"},
+		{"an unknown key", sign(jwt.SigningMethodES256, "k9", other, good(nil)), "key"},
+		{"alg none", sign(jwt.SigningMethodNone, "k1", jwt.UnsafeAllowNoneSignatureType, good(nil)), "algorithm"},
+		{"unsigned", parts[0] + "." + parts[1] + ".", "signature"},
+		{"another's payload", parts[0] + "." + forged[1] + "." + parts[2], "signature"},
+		{"public key as HMAC secret", sign(jwt.SigningMethodHS256, "k2", rsaPublic, good(nil)), "algorithm"},
+		{"garbage", "garbage", "not a valid"},
+		{"empty", "", "not a valid"},
+		{"huge", strings.Repeat("a", 20<<10), "longer"},
+	} {
+		who, err := a.Authenticate(header(HeaderIdentity, tc.token))
+		if tc.name == "no audience" { // whichever reason, it is not let in
+			if err == nil {
+				t.Errorf("%s: let in as %+v", tc.name, who)
+			}
+			continue
+		}
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %+v, %v; want %q", tc.name, who, err, tc.want)
+		}
+		if err == nil && (!who.Known || who.Principal != "acme/p1" || who.RootRun != "r1") {
+			t.Errorf("%s: %+v", tc.name, who)
+		}
+		if err != nil && len(tc.token) > 20 && strings.Contains(err.Error(), tc.token[:20]) {
+			t.Errorf("%s: the error repeats the token: %v", tc.name, err)
+		}
+	}
+
+	t.Run("a replayed jti", func(t *testing.T) {
+		once := es(func(c jwt.MapClaims) { c["jti"] = "one" })
+		if _, err := a.Authenticate(header(HeaderIdentity, once)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Authenticate(header(HeaderIdentity, once)); err == nil || !strings.Contains(err.Error(), "used before") {
+			t.Errorf("used twice: %v", err)
+		}
+		clock = now.Add(2 * time.Minute)
+		if _, err := a.Authenticate(header(HeaderIdentity, es(func(c jwt.MapClaims) { c["jti"], c["exp"] = "two", now.Add(5*time.Minute).Unix() }))); err != nil {
+			t.Fatal(err)
+		}
+		if len(a.seen) != 1 {
+			t.Errorf("%d ids are remembered, the expired one too", len(a.seen))
+		}
+		clock = now
+	})
+	t.Run("the bearer alone", func(t *testing.T) {
+		if who, err := a.Authenticate(header(HeaderTenant, "acme")); err != nil || who.Known || who.Principal != "" {
+			t.Errorf("%+v, %v", who, err)
+		}
+	})
+	t.Run("the identity alone", func(t *testing.T) {
+		if _, err := a.Authenticate(http.Header{HeaderIdentity: {valid}}); err == nil {
+			t.Error("let in without the bearer token")
+		}
+	})
+	t.Run("two identities", func(t *testing.T) {
+		if _, err := a.Authenticate(header(HeaderIdentity, valid, HeaderIdentity, valid)); err == nil {
+			t.Error("let in")
+		}
+	})
+	t.Run("headers do not overrule claims", func(t *testing.T) {
+		who, err := a.Authenticate(header(HeaderIdentity, valid, HeaderRun, "r2", HeaderTenant, "evil"))
+		if err != nil || who.RootRun != "r1" || who.Tenant != "acme" {
+			t.Errorf("%+v, %v", who, err)
+		}
+	})
+	t.Run("tenant and principal do not run together", func(t *testing.T) {
+		one, _ := a.Authenticate(header(HeaderIdentity, es(func(c jwt.MapClaims) { c["tenant"], c["principal"] = "a/b", "c" })))
+		two, _ := a.Authenticate(header(HeaderIdentity, es(func(c jwt.MapClaims) { c["tenant"], c["principal"] = "a", "b/c" })))
+		if one.Principal == two.Principal || one.Principal == "" {
+			t.Errorf("%q and %q", one.Principal, two.Principal)
+		}
+	})
+	t.Run("a rotated key set", func(t *testing.T) {
+		writeKeys(t, path, map[string]any{"k3": other.Public()})
+		if err := os.Chtimes(path, now.Add(time.Hour), now.Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Authenticate(header(HeaderIdentity, sign(jwt.SigningMethodES256, "k3", other, good(nil)))); err != nil {
+			t.Errorf("the new key: %v", err)
+		}
+		if _, err := a.Authenticate(header(HeaderIdentity, valid)); err == nil {
+			t.Error("the old key still opens")
+		}
+	})
+}
+
+func writeKeys(t *testing.T, path string, keys map[string]any) {
+	t.Helper()
+	set := jwkset.NewMemoryStorage()
+	for id, k := range keys {
+		jwk, err := jwkset.NewJWKFromKey(k, jwkset.JWKOptions{Metadata: jwkset.JWKMetadataOptions{KID: id}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := set.KeyWrite(t.Context(), jwk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := set.JSONPublic(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEnv(t *testing.T) {
+	got, err := Env(http.Header{"X-Loom-Sandbox-Env-Gh-Token": {"s3cret"}, "X-Loom-Sandbox-Env-Foo_bar": {""}, "X-Other": {"x"}})
+	if err != nil || len(got) != 2 || got["GH_TOKEN"] != "s3cret" {
+		t.Errorf("%v, %v", got, err)
+	}
+	many := http.Header{}
+	for i := range 40 {
+		many.Set(HeaderEnv+"A"+strings.Repeat("B", i), "x")
+	}
+	for name, h := range map[string]http.Header{
+		"PATH": {HeaderEnv + "Path": {"x"}}, "LD_PRELOAD": {HeaderEnv + "Ld-Preload": {"x"}}, "HOME": {HeaderEnv + "Home": {"x"}},
+		"a cache": {HeaderEnv + "Gocache": {"x"}}, "npm": {HeaderEnv + "Npm_config_cache": {"x"}}, "bash": {HeaderEnv + "Bash-Env": {"x"}}, "shellshock": {HeaderEnv + "Bash_func_x%%": {"x"}},
+		"no name": {HeaderEnv: {"x"}}, "a digit": {HeaderEnv + "1a": {"x"}}, "twice": {HeaderEnv + "A": {"x", "y"}}, "two spellings": {HeaderEnv + "A-B": {"x"}, HeaderEnv + "A_b": {"y"}},
+		"a large value": {HeaderEnv + "A": {strings.Repeat("x", MaxEnvValue+1)}}, "too many": many,
+	} {
+		env, err := Env(h)
+		if err == nil {
+			t.Errorf("%s: allowed: %v", name, env)
+		} else if strings.Contains(err.Error(), "xxxx") {
+			t.Errorf("%s: the error holds the value", name)
+		}
+	}
+}

@@ -1,0 +1,300 @@
+// Package server is the sidecar's HTTP face: MCP at /mcp behind the identity
+// check, and health, readiness and metrics beside it.
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"crypto/rand"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/sync/semaphore"
+)
+
+const (
+	sessionHeader = "Mcp-Session-Id"
+	bodyTimeout   = time.Minute
+	// bodiesInFlight bounds the request bodies held at once, in bytes.
+	bodiesInFlight = 128 << 20
+	// peekMax bounds the bodies that are looked into for a request id, in bytes,
+	// their long strings not counted: a call above it cannot be cancelled by
+	// notification, only by hanging up.
+	peekMax  = 64 << 10
+	readyTTL = time.Second
+)
+
+// Server serves the sidecar.
+type Server struct {
+	Auth    *identity.Authenticator
+	Tools   *tools.Tools
+	Metrics *metrics.Metrics
+	Ping    func(context.Context) error
+	MaxBody int64
+	Version string
+	Log     *slog.Logger
+
+	bodies   *semaphore.Weighted
+	stream   http.Handler
+	plain    http.Handler
+	draining atomic.Bool
+
+	mu    sync.Mutex
+	calls map[string][]chan struct{} // calls under way that a notification can cancel
+
+	ready struct {
+		sync.Mutex
+		at  time.Time
+		err error
+	}
+}
+
+// Handler builds the routes. Call it once.
+func (s *Server) Handler() http.Handler {
+	// The SDK tells of every request at the level info.
+	sdk := slog.New(quiet{s.Log.Handler()})
+	srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
+		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
+	s.Tools.Register(srv)
+	handler := func(plain bool) http.Handler {
+		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
+			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
+	}
+	s.stream, s.plain = handler(false), handler(true)
+	s.bodies = semaphore.NewWeighted(max(bodiesInFlight, s.MaxBody))
+	s.calls = map[string][]chan struct{}{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", s.Metrics.Handler())
+	mux.Handle("/mcp", http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp)))
+	return mux
+}
+
+// quiet lets warnings and errors through.
+type quiet struct{ slog.Handler }
+
+func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+
+// HTTP returns the http.Server with the limits that keep slow and large
+// clients from costing more than their share.
+func (s *Server) HTTP() *http.Server {
+	return &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
+}
+
+// Drain makes the sidecar unready, before it shuts down.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	if s.draining.Load() {
+		http.Error(w, "the sidecar is shutting down", http.StatusServiceUnavailable)
+		return
+	}
+	s.ready.Lock()
+	defer s.ready.Unlock()
+	if time.Since(s.ready.at) > readyTTL { // nobody with a token stands behind this: one ping a second
+		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		s.ready.err = s.Ping(ctx)
+		cancel()
+		s.ready.at = time.Now()
+	}
+	if s.ready.err != nil {
+		s.Log.Warn("not ready", "error", s.ready.err)
+		http.Error(w, "the container engine does not answer", http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {
+	s.Metrics.Denied(reason)
+	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", err)
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="sandbox"`)
+	}
+	// The body has not been read: keep no connection that is full of it.
+	w.Header().Set("Connection", "close")
+	http.Error(w, err.Error(), status)
+}
+
+func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
+	who, err := s.Auth.Authenticate(r.Header)
+	if err != nil {
+		reason := "identity"
+		if errors.Is(err, identity.ErrToken) {
+			reason = "token"
+		}
+		s.deny(w, r, http.StatusUnauthorized, reason, err)
+		return
+	}
+	switch r.Method {
+	case http.MethodDelete:
+		// There is nothing to forget: no state hangs on a session id.
+		w.WriteHeader(http.StatusNoContent)
+		return
+	case http.MethodPost:
+	default:
+		w.Header().Set("Allow", "POST, DELETE")
+		http.Error(w, "only POST and DELETE are served here", http.StatusMethodNotAllowed)
+		return
+	}
+	body, release, err := s.body(w, r)
+	if err != nil {
+		var tooLong *http.MaxBytesError
+		status, reason := http.StatusBadRequest, "body"
+		if errors.As(err, &tooLong) {
+			status, reason = http.StatusRequestEntityTooLarge, "too_large"
+			err = fmt.Errorf("the request body is larger than %d bytes", s.MaxBody)
+		}
+		s.deny(w, r, status, reason, err)
+		return
+	}
+	defer release()
+	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
+	body = req.Lift(body)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	w = req.Writer(w)
+	msg := peek(body)
+	key := func(id json.RawMessage) string {
+		return strings.Join([]string{who.Principal, r.Header.Get("Authorization"), r.Header.Get(sessionHeader), string(id)}, "\x00")
+	}
+	cancelled := make(chan struct{})
+	switch {
+	case msg.Method == "initialize" && r.Header.Get(sessionHeader) == "":
+		// Taken back from clients that like to have one, to tell their request ids
+		// from those of others; never a sign of who they are.
+		w.Header().Set(sessionHeader, rand.Text())
+	case msg.Method == "tools/call" && len(msg.ID) > 0:
+		defer s.track(key(msg.ID), cancelled)()
+	case msg.Method == "notifications/cancelled" && len(msg.Params.RequestID) > 0:
+		s.cancel(key(msg.Params.RequestID))
+	}
+	done := make(chan struct{})
+	defer close(done)
+	gone := make(chan struct{})
+	go func() {
+		select {
+		case <-r.Context().Done():
+			close(gone)
+		case <-cancelled:
+			close(gone)
+		case <-done:
+		}
+	}()
+	req.Done = gone
+	r = r.WithContext(tools.WithRequest(r.Context(), req))
+	if req.JSON {
+		r.Header.Set("Accept", "application/json, text/event-stream") // what the SDK insists on
+		s.plain.ServeHTTP(w, r)
+		return
+	}
+	s.stream.ServeHTTP(w, r)
+}
+
+// body reads the request's body within its bounds in size, time and in the sum
+// of all that are held.
+func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), error) {
+	weight := r.ContentLength
+	if weight > s.MaxBody {
+		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
+	}
+	if weight < 0 {
+		weight = s.MaxBody
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+	ctx, cancel := context.WithTimeout(r.Context(), bodyTimeout)
+	defer cancel()
+	if err := s.bodies.Acquire(ctx, weight); err != nil {
+		return nil, nil, errors.New("the sidecar is busy with large requests; try again")
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBody))
+	if err != nil {
+		s.bodies.Release(weight)
+		var tooLong *http.MaxBytesError
+		if errors.As(err, &tooLong) {
+			return nil, nil, err
+		}
+		return nil, nil, errors.New("the request body did not arrive whole")
+	}
+	_ = rc.SetReadDeadline(time.Time{})
+	if spare := weight - int64(len(body)); spare > 0 {
+		s.bodies.Release(spare)
+		weight -= spare
+	}
+	return body, func() { s.bodies.Release(weight) }, nil
+}
+
+func accepts(h http.Header, want string) bool {
+	for _, v := range h.Values("Accept") {
+		for part := range strings.SplitSeq(v, ",") {
+			if t, _, err := mime.ParseMediaType(part); err == nil && t == want {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// message is what the HTTP layer looks at in a JSON-RPC message. The SDK
+// parses it for real.
+type message struct {
+	Method string          `json:"method"`
+	ID     json.RawMessage `json:"id"`
+	Params struct {
+		RequestID json.RawMessage `json:"requestId"`
+	} `json:"params"`
+}
+
+func peek(body []byte) (m message) {
+	if len(body) <= peekMax {
+		_ = json.Unmarshal(body, &m)
+	}
+	return m
+}
+
+func (s *Server) track(key string, c chan struct{}) func() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls[key] = append(s.calls[key], c)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		left := s.calls[key][:0]
+		for _, x := range s.calls[key] {
+			if x != c {
+				left = append(left, x)
+			}
+		}
+		if s.calls[key] = left; len(left) == 0 {
+			delete(s.calls, key)
+		}
+	}
+}
+
+// cancel ends the call that a notification names. Where two clients without a
+// session id use the same request id it ends neither: better a call too long
+// than another's call ended.
+func (s *Server) cancel(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if calls := s.calls[key]; len(calls) == 1 {
+		close(calls[0])
+		delete(s.calls, key)
+	}
+}

@@ -1,0 +1,208 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+)
+
+// warm is a container that waits for its session. Its agent has not been
+// greeted, so nothing runs in it and its environment is still open.
+type warm struct {
+	rec Record
+	rw  io.ReadWriteCloser
+}
+
+// takeWarm takes a container from the pool and asks for another in its place.
+func (m *Manager) takeWarm() (warm, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.pool) == 0 {
+		return warm{}, false
+	}
+	w := m.pool[0]
+	m.pool = m.pool[1:]
+	m.wg.Go(m.fill)
+	return w, true
+}
+
+// fill starts containers until the pool is full, one at a time, so that it
+// never delays an open by more than one start.
+func (m *Manager) fill() {
+	for m.ctx.Err() == nil {
+		m.mu.Lock()
+		if len(m.pool)+m.filling >= m.cfg.Limits.WarmPool {
+			m.mu.Unlock()
+			return
+		}
+		m.filling++
+		m.mu.Unlock()
+		w, err := m.warmUp()
+		m.mu.Lock()
+		m.filling--
+		if err == nil {
+			m.pool = append(m.pool, w)
+		}
+		m.mu.Unlock()
+		if err != nil {
+			if m.ctx.Err() == nil {
+				m.cfg.Log.Warn("the warm pool could not be filled; it is tried again later", "error", err)
+			}
+			return
+		}
+	}
+}
+
+func (m *Manager) warmUp() (warm, error) {
+	spec, err := m.cfg.Default(m.ctx)
+	if err != nil {
+		return warm{}, err
+	}
+	now := m.cfg.Now()
+	return m.start(m.ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
+}
+
+// adopt takes over what an earlier sidecar of this instance left: sessions
+// that still run, with their owner and timers; everything else of this
+// instance is removed. Containers of other instances are not even listed.
+func (m *Manager) adopt(ctx context.Context) error {
+	records, err := m.cfg.Store.All(ctx)
+	if err != nil {
+		return err
+	}
+	containers, err := m.cfg.Engine.List(ctx, m.cfg.Store.Instance)
+	if err != nil {
+		return err
+	}
+	found := map[string]engine.State{}
+	for _, c := range containers {
+		found[c.Labels[engine.LabelSession]] = c
+	}
+	now := m.cfg.Now()
+	known := map[string]bool{}
+	for _, rec := range records {
+		known[rec.ID] = true
+		c, ok := found[rec.ID]
+		if rec.State != Open || !ok || !c.Running {
+			m.remove(rec, nil)
+			continue
+		}
+		if rec.LastUsed.After(now) { // the clock was set back
+			rec.LastUsed = now
+		}
+		s := &Session{Record: rec, m: m, lastUsed: rec.LastUsed, saved: rec.LastUsed}
+		if rec.Workspace != "" && m.cfg.Workspaces != nil {
+			if s.held, err = m.cfg.Workspaces.Take(rec.Principal, rec.Workspace); err != nil {
+				m.cfg.Log.Error("a running session's workspace cannot be locked; the session is closed", "session", rec.ID, "error", err)
+				m.remove(rec, nil)
+				continue
+			}
+		}
+		m.sessions[rec.ID] = s
+		m.total++
+		m.count[rec.Principal]++
+	}
+	for _, c := range containers {
+		if id := c.Labels[engine.LabelSession]; !known[id] {
+			m.remove(Record{ID: id, Container: c.ID}, nil)
+		}
+	}
+	if len(m.sessions) > 0 || len(containers) > 0 {
+		m.cfg.Log.Info("adopted", "sessions", len(m.sessions), "containers", len(containers))
+	}
+	m.wg.Go(m.reach)
+	return nil
+}
+
+// reach connects to the adopted sessions: that also ends the commands whose
+// callers went with the old sidecar.
+func (m *Manager) reach() {
+	places := make(chan struct{}, 4)
+	for _, s := range m.All() {
+		select {
+		case places <- struct{}{}:
+		case <-m.ctx.Done():
+			return
+		}
+		m.wg.Go(func() {
+			defer func() { <-places }()
+			ctx, cancel := context.WithTimeout(m.ctx, helloTimeout)
+			defer cancel()
+			if _, err := s.Conn(ctx); err != nil && m.ctx.Err() == nil {
+				m.logger(s).Warn("an adopted session is not reached yet; its next use tries again", "error", err)
+			}
+		})
+	}
+}
+
+const (
+	tickEvery      = time.Second
+	reconcileEvery = 30 * time.Second
+)
+
+// tick ends what is over, writes down what was used, and looks for sessions
+// whose containers are gone.
+func (m *Manager) tick() {
+	t := time.NewTicker(tickEvery)
+	defer t.Stop()
+	last := time.Now()
+	for {
+		m.Expire()
+		if m.cfg.Limits.WarmPool > 0 {
+			m.fill()
+		}
+		if time.Since(last) > reconcileEvery {
+			last = time.Now()
+			m.reconcile()
+		}
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// Expire closes the sessions whose time is over.
+func (m *Manager) Expire() {
+	now := m.cfg.Now()
+	for _, s := range m.All() {
+		s.mu.Lock()
+		idle := s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL
+		stale := s.lastUsed.Sub(s.saved) > saveEvery
+		s.mu.Unlock()
+		switch {
+		case now.After(s.Deadline):
+			m.bury(s, errors.New("the session has ended: its ttl is over; open a new one with sandbox_open"))
+			m.wg.Go(func() { m.CloseSession(s, "ttl") })
+		case idle:
+			m.bury(s, errors.New("the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it"))
+			m.wg.Go(func() { m.CloseSession(s, "idle") })
+		case stale:
+			m.save(s)
+		}
+	}
+}
+
+// reconcile compares sessions with the engine's containers.
+func (m *Manager) reconcile() {
+	ctx, cancel := context.WithTimeout(m.ctx, 20*time.Second)
+	defer cancel()
+	cs, err := m.cfg.Engine.List(ctx, m.cfg.Store.Instance)
+	if err != nil {
+		return // an engine that is away says nothing of its containers
+	}
+	running := map[string]bool{}
+	for _, c := range cs {
+		running[c.Labels[engine.LabelSession]] = c.Running
+	}
+	for _, s := range m.All() {
+		if !running[s.ID] {
+			_ = m.died(ctx, s) // asks again, for this one alone
+		}
+	}
+}

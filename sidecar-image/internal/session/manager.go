@@ -1,0 +1,554 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
+)
+
+const (
+	helloTimeout    = 30 * time.Second
+	shutdownTimeout = 2 * time.Second
+	removeTimeout   = time.Minute
+	removers        = 2
+	saveEvery       = 5 * time.Second
+	maxEpitaphs     = 1024
+	epitaphTTL      = 10 * time.Minute
+)
+
+// Manager owns every session of this sidecar.
+type Manager struct {
+	cfg Config
+
+	mu       sync.Mutex
+	sessions map[string]*Session
+	count    map[string]int // sessions of each principal, those being opened too
+	total    int
+	leaving  map[string]chan struct{} // workspaces whose last session is being removed
+	pool     []warm
+	filling  int
+	epitaphs []epitaph
+
+	removals chan removal
+	openings chan struct{}
+	wg       sync.WaitGroup
+	ctx      context.Context
+	stop     context.CancelFunc
+}
+
+// epitaph tells a session's owner, and nobody else, why it ended by itself.
+type epitaph struct {
+	id, principal string
+	err           error
+	until         time.Time
+}
+
+type removal struct {
+	rec  Record
+	done func()
+}
+
+// New returns a manager that has adopted the sessions that still run. Close
+// ends its work, not the sessions.
+func New(ctx context.Context, cfg Config) (*Manager, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	m := &Manager{cfg: cfg, sessions: map[string]*Session{}, count: map[string]int{}, leaving: map[string]chan struct{}{},
+		removals: make(chan removal, 4096), openings: make(chan struct{}, max(1, cfg.Limits.Opening))}
+	m.ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx))
+	for range removers {
+		m.wg.Go(m.remover)
+	}
+	if err := m.adopt(ctx); err != nil {
+		m.stop()
+		return nil, err
+	}
+	m.wg.Go(m.tick)
+	return m, nil
+}
+
+// Close stops the manager's work. Sessions stay open for the next sidecar.
+func (m *Manager) Close() {
+	m.stop()
+	m.mu.Lock()
+	sessions := m.sessions
+	m.sessions = map[string]*Session{}
+	pool := m.pool
+	m.pool = nil
+	m.mu.Unlock()
+	for _, s := range sessions {
+		m.save(s)
+		s.mu.Lock()
+		s.closed = true
+		if s.conn != nil {
+			s.conn.Close()
+		}
+		s.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	for _, w := range pool {
+		w.rw.Close()
+		if m.cfg.Engine.Remove(ctx, w.rec.Container) == nil {
+			_ = m.cfg.Store.Delete(ctx, w.rec.ID)
+		}
+	}
+	m.wg.Wait()
+}
+
+// NewID returns a session id of 130 random bits.
+func NewID() string { return "sbx-" + strings.ToLower(rand.Text()) }
+
+// LimitError says which cap refused a session.
+type LimitError struct {
+	Name  string
+	Limit int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("no more sessions: %s is %d; close one with sandbox_close, or try again when one has ended", e.Name, e.Limit)
+}
+
+func (m *Manager) reserve(principal string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.cfg.Limits.PerPrincipal; m.count[principal] >= l {
+		return &LimitError{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", l}
+	}
+	if l := m.cfg.Limits.Sessions; m.total >= l {
+		return &LimitError{"SANDBOX_MAX_SESSIONS", l}
+	}
+	m.total++
+	m.count[principal]++
+	return nil
+}
+
+func (m *Manager) release(principal string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.total--
+	if m.count[principal]--; m.count[principal] <= 0 {
+		delete(m.count, principal)
+	}
+}
+
+// Open makes a session for the caller.
+func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session, err error) {
+	began, fromPool := time.Now(), false
+	defer func() {
+		if m.cfg.Observe.Opened != nil {
+			m.cfg.Observe.Opened(time.Since(began), fromPool, err)
+		}
+	}()
+	if err := m.reserve(who.Principal); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			m.release(who.Principal)
+		}
+	}()
+	var held *workspace.Held
+	if req.Workspace != "" {
+		if held, err = m.takeWorkspace(ctx, who.Principal, req.Workspace); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				held.Close()
+			}
+		}()
+		req.Spec.Workspace = held.Path
+	}
+	var w warm
+	if req.Pooled && req.Workspace == "" {
+		w, fromPool = m.takeWarm()
+	}
+	now := m.cfg.Now()
+	describe := func(rec *Record) {
+		rec.State, rec.Principal, rec.Tenant, rec.RootRun = Opening, who.Principal, who.Tenant, who.RootRun
+		rec.Network, rec.Workspace, rec.Image = "none", req.Workspace, req.ImageName
+		if req.Spec.Egress {
+			rec.Network = "egress"
+		}
+		rec.MemMB = req.Spec.MemBytes >> 20
+		rec.Created, rec.LastUsed, rec.Deadline = now, now, now.Add(req.TTL)
+	}
+	var conn *host.Conn
+	if fromPool {
+		describe(&w.rec)
+		if conn, err = m.greet(ctx, w, req.Env); err != nil { // it died while it waited
+			m.remove(w.rec, nil)
+			fromPool = false
+		}
+	}
+	if !fromPool {
+		rec := Record{ID: NewID(), Key: rand.Text()}
+		describe(&rec)
+		select {
+		case m.openings <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		w, err = m.start(ctx, rec, req.Spec)
+		<-m.openings
+		if err != nil {
+			return nil, err
+		}
+		conn, err = m.greet(ctx, w, req.Env)
+	}
+	if err == nil {
+		w.rec.State = Open
+		if err = m.cfg.Store.Put(ctx, w.rec); err != nil {
+			conn.Close()
+		}
+	}
+	if err != nil {
+		m.remove(w.rec, nil)
+		return nil, err
+	}
+	s = &Session{Record: w.rec, m: m, held: held, conn: conn, lastUsed: now, saved: now}
+	if held != nil {
+		held.Touch(now)
+	}
+	m.mu.Lock()
+	m.sessions[s.ID] = s
+	m.mu.Unlock()
+	m.watch(s, conn)
+	m.logger(s).Info("session opened", "network", s.Network, "workspace", s.Workspace, "image", s.Image, "warm", fromPool, "took", time.Since(began))
+	return s, nil
+}
+
+func (m *Manager) takeWorkspace(ctx context.Context, principal, name string) (*workspace.Held, error) {
+	if m.cfg.Workspaces == nil {
+		return nil, errors.New("durable workspaces are off: the operator has not set SANDBOX_WORKSPACE_ROOT; open the session without workspace")
+	}
+	m.mu.Lock()
+	leaving := m.leaving[principal+"/"+name]
+	m.mu.Unlock()
+	if leaving != nil {
+		// Its last session was closed and its container is about to be gone.
+		select {
+		case <-leaving:
+		case <-time.After(10 * time.Second):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return m.cfg.Workspaces.Take(principal, name)
+}
+
+// start writes the record, then makes and starts its container.
+func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec) (warm, error) {
+	spec.Name = "loomcycle-" + rec.ID
+	spec.Labels = map[string]string{
+		engine.LabelManaged: "1", engine.LabelInstance: m.cfg.Store.Instance, engine.LabelSession: rec.ID,
+		engine.LabelPrincipal: rec.Principal, engine.LabelRun: rec.RootRun,
+	}
+	if rec.State == Pooled {
+		spec.Labels[engine.LabelPool] = "1"
+	}
+	if err := m.cfg.Store.Put(ctx, rec); err != nil {
+		return warm{}, err
+	}
+	fail := func(err error) (warm, error) {
+		m.remove(rec, nil)
+		return warm{}, err
+	}
+	id, err := m.cfg.Engine.Create(ctx, spec)
+	if err != nil {
+		rec.Container = spec.Name // it may be there all the same
+		return fail(err)
+	}
+	rec.Container = id
+	if err := m.cfg.Engine.Start(ctx, id); err != nil {
+		return fail(err)
+	}
+	rw, err := m.cfg.Engine.Attach(ctx, id)
+	if err != nil {
+		return fail(err)
+	}
+	return warm{rec, rw}, nil
+}
+
+func (m *Manager) greet(ctx context.Context, w warm, env map[string]string) (*host.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	return host.Dial(ctx, w.rw, w.rec.Key, env)
+}
+
+// Get returns the caller's session. Another's is looked up and refused in the
+// same way and time as one that does not exist.
+func (m *Manager) Get(who Caller, id string) (*Session, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[id]; s != nil && s.Principal == who.Principal {
+		return s, nil
+	}
+	for _, e := range m.epitaphs {
+		if e.id == id && e.principal == who.Principal {
+			return nil, e.err
+		}
+	}
+	return nil, ErrUnknown
+}
+
+// List returns the caller's sessions, oldest first.
+func (m *Manager) List(who Caller) []*Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*Session
+	for _, s := range m.sessions {
+		if s.Principal == who.Principal {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b *Session) int { return a.Created.Compare(b.Created) })
+	return out
+}
+
+// CloseRun closes the caller's sessions of a run tree and says how many.
+func (m *Manager) CloseRun(who Caller, rootRun string) int {
+	if rootRun == "" {
+		return 0
+	}
+	var wg sync.WaitGroup
+	n := 0
+	for _, s := range m.List(who) {
+		if s.RootRun == rootRun {
+			n++
+			wg.Go(func() { m.CloseSession(s, "run") })
+		}
+	}
+	wg.Wait()
+	return n
+}
+
+// CloseSession ends a session: its processes before it returns, its container
+// soon after. Closing it again does nothing.
+func (m *Manager) CloseSession(s *Session, reason string) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	conn := s.conn
+	s.mu.Unlock()
+
+	key := s.Principal + "/" + s.Workspace
+	gone := make(chan struct{})
+	m.mu.Lock()
+	delete(m.sessions, s.ID)
+	if s.Workspace != "" {
+		m.leaving[key] = gone
+	}
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(m.ctx, shutdownTimeout)
+	defer cancel()
+	rec := s.Record
+	rec.State = Closing
+	if err := m.cfg.Store.Put(ctx, rec); err != nil {
+		m.logger(s).Error("a closing session's record was not written", "error", err)
+	}
+	if conn == nil || conn.Shutdown(ctx) != nil {
+		kctx, cancel := context.WithTimeout(m.ctx, shutdownTimeout)
+		if err := m.cfg.Engine.Kill(kctx, s.Container); err != nil {
+			m.logger(s).Warn("killing a closed session's container is left to its removal", "error", err)
+		}
+		cancel()
+	}
+	if conn != nil {
+		conn.Close()
+	}
+	m.release(s.Principal)
+	if m.cfg.Observe.Closed != nil {
+		m.cfg.Observe.Closed(reason)
+	}
+	m.logger(s).Info("session closed", "reason", reason, "age", m.cfg.Now().Sub(s.Created))
+	m.remove(rec, func() {
+		if s.held != nil {
+			s.held.Close()
+			m.mu.Lock()
+			delete(m.leaving, key)
+			m.mu.Unlock()
+		}
+		close(gone)
+	})
+}
+
+// remove hands a container to the removers; done is called when it is gone.
+func (m *Manager) remove(rec Record, done func()) {
+	if rec.Container == "" {
+		rec.Container = "loomcycle-" + rec.ID
+	}
+	if done == nil {
+		done = func() {}
+	}
+	select {
+	case m.removals <- removal{rec, done}:
+	default:
+		m.wg.Go(func() {
+			select {
+			case m.removals <- removal{rec, done}:
+			case <-m.ctx.Done(): // the record is left for the next sidecar
+			}
+		})
+	}
+}
+
+// remover removes containers, then their records, trying again for as long as
+// the engine does not let it.
+func (m *Manager) remover() {
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case r := <-m.removals:
+			ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
+			err := m.cfg.Engine.Remove(ctx, r.rec.Container)
+			if err == nil {
+				err = m.cfg.Store.Delete(ctx, r.rec.ID)
+			}
+			cancel()
+			if err == nil {
+				r.done()
+				continue
+			}
+			if m.ctx.Err() != nil {
+				return
+			}
+			m.cfg.Log.Warn("a session's container could not be removed yet", "session", r.rec.ID, "error", err)
+			m.wg.Go(func() {
+				select {
+				case <-time.After(2 * time.Second):
+					m.remove(r.rec, r.done)
+				case <-m.ctx.Done():
+				}
+			})
+		}
+	}
+}
+
+// watch looks at a session whose connection ended by itself: either its
+// container died, or the engine let go of it and the next use reconnects.
+func (m *Manager) watch(s *Session, c *host.Conn) {
+	m.wg.Go(func() {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-c.Done():
+		}
+		s.mu.Lock()
+		closed := s.closed
+		s.mu.Unlock()
+		if closed {
+			return
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, 10*time.Second)
+		defer cancel()
+		// The engine notices a dead container a moment after its stdio has ended.
+		for range 20 {
+			if m.died(ctx, s) != nil {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			s.mu.Lock()
+			healed := s.conn != nil && s.conn != c
+			s.mu.Unlock()
+			if healed {
+				return
+			}
+		}
+	})
+}
+
+// died returns why a session is over when its container does not run, and
+// closes it then. An engine that does not answer proves nothing.
+func (m *Manager) died(ctx context.Context, s *Session) error {
+	st, ok, err := m.cfg.Engine.Inspect(ctx, s.Container)
+	if err != nil {
+		if errors.Is(err, engine.ErrUnavailable) {
+			return err
+		}
+		return fmt.Errorf("the session cannot be looked at: %w", err)
+	}
+	if ok && st.Running {
+		return nil
+	}
+	why := errors.New("the session has ended: its container is gone; open a new one with sandbox_open")
+	reason := "died"
+	switch {
+	case ok && st.OOMKilled:
+		why, reason = fmt.Errorf("the session has ended: it ran out of its %d MiB of memory; open a new one, with a larger mem_mb if the operator allows it", s.MemMB), "oom"
+	case ok:
+		why = fmt.Errorf("the session has ended by itself (its container exited with %d); open a new one with sandbox_open", st.ExitCode)
+	}
+	m.bury(s, why)
+	m.CloseSession(s, reason)
+	return why
+}
+
+func (m *Manager) bury(s *Session, why error) {
+	now := m.cfg.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.epitaphs = slices.DeleteFunc(m.epitaphs, func(e epitaph) bool { return e.until.Before(now) || e.id == s.ID })
+	if len(m.epitaphs) >= maxEpitaphs {
+		m.epitaphs = m.epitaphs[1:]
+	}
+	m.epitaphs = append(m.epitaphs, epitaph{s.ID, s.Principal, why, now.Add(epitaphTTL)})
+}
+
+// Touch resets the idle timer.
+func (m *Manager) Touch(s *Session) { s.Use()() }
+
+func (m *Manager) save(s *Session) {
+	s.mu.Lock()
+	used := s.lastUsed
+	dirty := !used.Equal(s.saved)
+	s.saved = used
+	s.mu.Unlock()
+	if dirty {
+		if err := m.cfg.Store.Touch(context.WithoutCancel(m.ctx), s.ID, used); err != nil {
+			m.logger(s).Error("a session's last use was not written", "error", err)
+		}
+	}
+}
+
+func (m *Manager) logger(s *Session) *slog.Logger {
+	return m.cfg.Log.With("session", s.ID, "principal", s.Principal, "run", s.RootRun)
+}
+
+// Count returns how many sessions are open and how many warm containers wait.
+func (m *Manager) Count() (open, pooled int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.sessions), len(m.pool)
+}
+
+// All returns every open session.
+func (m *Manager) All() []*Session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*Session, 0, len(m.sessions))
+	for _, s := range m.sessions {
+		out = append(out, s)
+	}
+	return out
+}

@@ -1,0 +1,204 @@
+package tools
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
+)
+
+const workPath = "/work"
+
+type openIn struct {
+	Network   string   `json:"network,omitempty" jsonschema:"none (the default) or egress"`
+	TmpfsMB   *int64   `json:"tmpfs_mb,omitempty" jsonschema:"size of /work in MiB"`
+	CPU       *float64 `json:"cpu,omitempty" jsonschema:"CPUs"`
+	MemMB     *int64   `json:"mem_mb,omitempty" jsonschema:"memory in MiB; /work and /tmp count"`
+	Pids      *int64   `json:"pids,omitempty" jsonschema:"processes and threads"`
+	Workspace string   `json:"workspace,omitempty" jsonschema:"name of a durable /work that outlives the session: a-z, 0-9, _ and -"`
+	Image     string   `json:"image,omitempty" jsonschema:"name of an image from the operator's list"`
+	TTL       *int64   `json:"ttl_seconds,omitempty" jsonschema:"lifetime in seconds"`
+}
+
+type openOut struct {
+	SessionID     string   `json:"session_id"`
+	WorkspacePath string   `json:"workspace_path"`
+	Network       string   `json:"network"`
+	ExpiresAt     string   `json:"expires_at" jsonschema:"when the session ends if it is not used again (RFC 3339)"`
+	Workspace     string   `json:"workspace,omitempty"`
+	Persistent    bool     `json:"persistent,omitempty"`
+	Notes         []string `json:"notes,omitempty" jsonschema:"what was changed of the request"`
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// DefaultSpec is the shape of a session that asks for nothing.
+func (t *Tools) DefaultSpec(ctx context.Context) (engine.Spec, error) {
+	spec, _, err := t.spec(ctx, openIn{}, nil)
+	return spec, err
+}
+
+func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engine.Spec, ttl time.Duration, err error) {
+	c := t.Config
+	var discard []string
+	if notes == nil {
+		notes = &discard
+	}
+	mb := func(field string, want *int64, def, most int64) (n int64) {
+		if err == nil {
+			n, err = clamp(notes, field, want, def, 1, most)
+		}
+		return n << 20
+	}
+	spec.WorkBytes = mb("tmpfs_mb", in.TmpfsMB, c.TmpfsMB.Default, c.TmpfsMB.Max)
+	spec.MemBytes = mb("mem_mb", in.MemMB, c.MemMB.Default, c.MemMB.Max)
+	spec.TmpBytes = c.TmpMB << 20
+	if err == nil && in.MemMB != nil && *in.MemMB < 16 {
+		err = fieldError("mem_mb", "%d is too small, 16 to %d are allowed", *in.MemMB, c.MemMB.Max)
+	}
+	if err == nil {
+		spec.CPUs, err = clamp(notes, "cpu", in.CPU, c.CPU, 0.01, c.MaxCPU)
+	}
+	if err == nil {
+		spec.Pids, err = clamp(notes, "pids", in.Pids, c.Pids.Default, 16, c.Pids.Max)
+	}
+	var seconds int64
+	if err == nil {
+		seconds, err = clamp(notes, "ttl_seconds", in.TTL, int64(c.TTL.Seconds()), 1, int64(c.MaxTTL.Seconds()))
+	}
+	if err != nil {
+		return spec, 0, err
+	}
+	switch in.Network {
+	case "", "none":
+	case "egress":
+		if !c.AllowEgress {
+			return spec, 0, fieldError("network", "egress is not allowed by the operator (SANDBOX_ALLOW_EGRESS); none is")
+		}
+		spec.Egress = true
+	default:
+		return spec, 0, fieldError("network", "%q is not allowed; none and egress are", in.Network)
+	}
+	ref := c.Image
+	if in.Image != "" && in.Image != "default" {
+		var ok bool
+		if ref, ok = c.Images[in.Image]; !ok {
+			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES)", in.Image)
+		}
+	}
+	img, err := t.Image(ctx, ref)
+	if err != nil {
+		return spec, 0, err
+	}
+	spec.Image = img.ID
+	return spec, time.Duration(seconds) * time.Second, nil
+}
+
+func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
+	var out openOut
+	if in.Workspace != "" && !workspace.Name.MatchString(in.Workspace) {
+		return nil, out, fieldError("workspace", "a name has 1 to 64 characters of a-z, 0-9, _ and -, and starts with a letter or digit")
+	}
+	spec, ttl, err := c.spec(ctx, in, &out.Notes)
+	if err != nil {
+		return nil, out, err
+	}
+	env, err := identity.Env(c.req.Extra.Header)
+	if !c.Config.InjectEnv {
+		if len(env) > 0 || err != nil {
+			out.Notes = append(out.Notes, "environment headers were ignored: the operator has not set SANDBOX_ALLOW_ENV_INJECTION")
+		}
+		env, err = nil, nil
+	}
+	if err != nil {
+		return nil, out, err
+	}
+	plain := in
+	plain.TTL = nil
+	if plain.Network == "none" {
+		plain.Network = ""
+	}
+	if plain.Image == "default" {
+		plain.Image = ""
+	}
+	s, err := c.Sessions.Open(ctx, c.who, session.Request{Spec: spec, ImageName: in.Image, Workspace: in.Workspace, TTL: ttl, Env: env, Pooled: plain == openIn{}})
+	if err != nil {
+		return nil, out, err
+	}
+	out.SessionID, out.WorkspacePath, out.Network, out.ExpiresAt = s.ID, workPath, s.Network, stamp(s.Expires())
+	out.Workspace, out.Persistent = s.Workspace, s.Workspace != ""
+	return nil, out, nil
+}
+
+type idIn struct {
+	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
+}
+
+type closeOut struct {
+	SessionID string `json:"session_id"`
+	Closed    bool   `json:"closed"`
+}
+
+// closeOne answers the same whether the session was open, closed, another's or
+// never there.
+func closeOne(_ context.Context, c *call, in idIn) (*result, closeOut, error) {
+	if s, err := c.Sessions.Get(c.who, in.SessionID); err == nil {
+		c.Sessions.CloseSession(s, "closed")
+	}
+	return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
+}
+
+type listed struct {
+	SessionID string `json:"session_id"`
+	Network   string `json:"network"`
+	CreatedAt string `json:"created_at"`
+	LastUsed  string `json:"last_used"`
+	ExpiresAt string `json:"expires_at"`
+	Workspace string `json:"workspace,omitempty"`
+	Image     string `json:"image,omitempty"`
+	RootRunID string `json:"root_run_id,omitempty"`
+	Tenant    string `json:"tenant,omitempty"`
+}
+
+type listOut struct {
+	Sessions []listed `json:"sessions"`
+}
+
+func list(_ context.Context, c *call, _ struct{}) (*result, listOut, error) {
+	out := listOut{Sessions: []listed{}}
+	for _, s := range c.Sessions.List(c.who) {
+		out.Sessions = append(out.Sessions, listed{s.ID, s.Network, stamp(s.Created), stamp(s.LastUsed()), stamp(s.Expires()), s.Workspace, s.Image, s.RootRun, s.Tenant})
+	}
+	return nil, out, nil
+}
+
+type touchOut struct {
+	SessionID string `json:"session_id"`
+	ExpiresAt string `json:"expires_at"`
+}
+
+func touch(_ context.Context, c *call, in idIn) (*result, touchOut, error) {
+	s, err := c.Sessions.Get(c.who, in.SessionID)
+	if err != nil {
+		return nil, touchOut{}, err
+	}
+	c.Sessions.Touch(s)
+	return nil, touchOut{s.ID, stamp(s.Expires())}, nil
+}
+
+type runIn struct {
+	RootRunID string `json:"root_run_id" jsonschema:"the run tree's id"`
+}
+
+type runOut struct {
+	Closed int `json:"closed" jsonschema:"how many sessions were closed"`
+}
+
+func closeRun(_ context.Context, c *call, in runIn) (*result, runOut, error) {
+	n := c.Sessions.CloseRun(c.who, in.RootRunID)
+	return &result{text: fmt.Sprintf("closed %d sessions", n)}, runOut{n}, nil
+}

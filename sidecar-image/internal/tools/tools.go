@@ -1,0 +1,201 @@
+// Package tools are the eight MCP tools: arguments in, the text forms that
+// runtimes parse and the structured results beside them out.
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// Tools serve calls on a manager's sessions.
+type Tools struct {
+	Config   *config.Config
+	Sessions *session.Manager
+	// Image resolves a reference to what containers are created from, having
+	// checked the operator's policy.
+	Image    func(ctx context.Context, ref string) (engine.Image, error)
+	Metrics  *metrics.Metrics
+	Log      *slog.Logger
+	Attested bool
+}
+
+// Request is what the HTTP layer knows of a call.
+type Request struct {
+	Who  identity.Who
+	Done <-chan struct{} // closed when the client has gone or has cancelled
+	JSON bool            // the client takes no event stream, so no progress either
+	Lifted
+}
+
+type requestKey struct{}
+
+// WithRequest hands a request to the tools that are called in it.
+func WithRequest(ctx context.Context, r *Request) context.Context {
+	return context.WithValue(ctx, requestKey{}, r)
+}
+
+// Instructions tell a model how the tools belong together.
+const Instructions = `Run code in an isolated Linux container. sandbox_open once, then sandbox_write and sandbox_exec as often as needed in the same session (files and background processes stay), then sandbox_close. Paths are relative to /work.`
+
+// wrongArgument names its field and what is allowed.
+type wrongArgument struct{ field, reason string }
+
+func (e *wrongArgument) Error() string { return e.field + ": " + e.reason }
+
+func fieldError(field, format string, args ...any) error {
+	return &wrongArgument{field, fmt.Sprintf(format, args...)}
+}
+
+// call is one tool call.
+type call struct {
+	*Tools
+	who  session.Caller
+	req  *mcp.CallToolRequest
+	http *Request
+	log  *slog.Logger
+}
+
+// result is a tool's answer: its text, and whether it is an error.
+type result struct {
+	text  string
+	isErr bool
+}
+
+// add registers a tool. A nil *result takes the text from the structured
+// result, as JSON.
+func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *jsonschema.Schema), run func(context.Context, *call, In) (*result, Out, error)) {
+	in, err := jsonschema.For[In](nil)
+	if err != nil {
+		panic(fmt.Sprintf("tool %s: %v", tool.Name, err)) // a programming error, found by any test
+	}
+	if shape != nil {
+		shape(in)
+	}
+	tool.InputSchema = in
+	mcp.AddTool(s, tool, func(ctx context.Context, req *mcp.CallToolRequest, args In) (res *mcp.CallToolResult, out Out, err error) {
+		began := time.Now()
+		defer func() {
+			t.Metrics.Call(tool.Name, time.Since(began), err != nil || res != nil && res.IsError)
+		}()
+		r, _ := ctx.Value(requestKey{}).(*Request)
+		if r == nil {
+			return nil, out, errors.New("the call came without its HTTP request")
+		}
+		if !r.Who.Known {
+			return nil, out, identity.ErrNoIdentity
+		}
+		// The SDK detaches a call from its request; a client that has gone cannot
+		// be answered, so its call ends.
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go func() {
+			select {
+			case <-r.Done:
+				cancel(errCancelled)
+			case <-ctx.Done():
+			}
+		}()
+		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r, log: t.Log.With("tool", tool.Name, "principal", r.Who.Principal, "run", r.Who.RootRun)}
+		got, out, err := run(ctx, c, args)
+		if err != nil {
+			c.log.Info("call failed", "took", time.Since(began), "error", loggable(err))
+			return nil, out, err
+		}
+		c.log.Debug("call", "took", time.Since(began))
+		res = &mcp.CallToolResult{}
+		if got != nil {
+			res.Content = []mcp.Content{&mcp.TextContent{Text: r.park(got.text)}}
+			res.IsError = got.isErr
+		}
+		return res, out, nil
+	})
+}
+
+var errCancelled = errors.New("the call was cancelled")
+
+// loggable is an error without what the caller sent, which the reason of a
+// wrong argument may quote.
+func loggable(err error) string {
+	var w *wrongArgument
+	if errors.As(err, &w) {
+		return "wrong argument: " + w.field
+	}
+	return err.Error()
+}
+
+func yes() *bool { b := true; return &b }
+func no() *bool  { return new(bool) }
+
+// Register adds the tools to a server.
+func (t *Tools) Register(s *mcp.Server) {
+	add(t, s, &mcp.Tool{Name: "sandbox_open", Title: "Open a sandbox session",
+		Description: "Open a session: one isolated Linux container with bash and development tools, kept until it is closed, idle for too long or out of time. Answers its session_id.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: no(), OpenWorldHint: no()}},
+		func(in *jsonschema.Schema) {
+			enum(in, "network", "none", "egress")
+			if len(t.Config.Images) > 0 {
+				names := []string{"default"}
+				for n := range t.Config.Images {
+					names = append(names, n)
+				}
+				slices.Sort(names)
+				enum(in, "image", names...)
+			}
+		}, open)
+	add(t, s, &mcp.Tool{Name: "sandbox_exec", Title: "Run a command",
+		Description: "Run a command with bash -c in /work of a session and answer its combined output. A non-zero exit is shown as [exit: N]. Background processes live on; whatever a timed-out command started is killed.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), OpenWorldHint: yes()}}, nil, execute)
+	add(t, s, &mcp.Tool{Name: "sandbox_write", Title: "Write a file",
+		Description: "Write a file below /work of a session, in one step, making directories as needed.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), IdempotentHint: true, OpenWorldHint: no()}},
+		func(in *jsonschema.Schema) { enum(in, "encoding", "utf8", "base64") }, write)
+	add(t, s, &mcp.Tool{Name: "sandbox_read", Title: "Read a file",
+		Description: "Read a file below /work of a session. A file that is longer than max_bytes is read in parts, with offset.",
+		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: no()}},
+		func(in *jsonschema.Schema) { enum(in, "encoding", "utf8", "base64") }, read)
+	add(t, s, &mcp.Tool{Name: "sandbox_close", Title: "Close a session",
+		Description: "Close a session and everything that runs in it. A durable workspace stays.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), IdempotentHint: true, OpenWorldHint: no()}}, nil, closeOne)
+	add(t, s, &mcp.Tool{Name: "sandbox_list", Title: "List sessions",
+		Description: "List the caller's open sessions.",
+		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: no()}}, nil, list)
+	add(t, s, &mcp.Tool{Name: "sandbox_touch", Title: "Keep a session",
+		Description: "Reset a session's idle timer.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: no(), IdempotentHint: true, OpenWorldHint: no()}}, nil, touch)
+	add(t, s, &mcp.Tool{Name: "sandbox_close_run", Title: "Close the sessions of a run",
+		Description: "Close every session of the caller that was opened in a run tree. An empty root_run_id closes nothing.",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: yes(), IdempotentHint: true, OpenWorldHint: no()}}, nil, closeRun)
+}
+
+func enum(in *jsonschema.Schema, field string, values ...string) {
+	for _, v := range values {
+		in.Properties[field].Enum = append(in.Properties[field].Enum, v)
+	}
+}
+
+// clamp returns a wanted value within its ceiling and notes when it was cut.
+// A nil want is the default.
+func clamp[T int64 | float64](notes *[]string, field string, want *T, def, least, most T) (T, error) {
+	switch {
+	case want == nil:
+		return def, nil
+	case *want < least:
+		return 0, fieldError(field, "%v is too small, %v to %v are allowed", *want, least, most)
+	case *want > most:
+		*notes = append(*notes, fmt.Sprintf("%s %v was cut to %v, the operator's limit", field, *want, most))
+		return most, nil
+	}
+	return *want, nil
+}

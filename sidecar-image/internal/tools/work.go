@@ -1,0 +1,368 @@
+package tools
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+type execIn struct {
+	SessionID string            `json:"session_id" jsonschema:"from sandbox_open"`
+	Command   string            `json:"command" jsonschema:"run with bash -c in /work"`
+	Timeout   *float64          `json:"timeout_seconds,omitempty" jsonschema:"seconds until the command and what it started are killed"`
+	MaxOutput *int64            `json:"max_output_bytes,omitempty" jsonschema:"output to keep; half from the head and half from the tail"`
+	Env       map[string]string `json:"env,omitempty" jsonschema:"environment of this command alone"`
+	Stdin     string            `json:"stdin,omitempty" jsonschema:"text for its standard input"`
+}
+
+type execOut struct {
+	ExitCode   int      `json:"exit_code"`
+	Stdout     string   `json:"stdout"`
+	Stderr     string   `json:"stderr"`
+	DurationMS int64    `json:"duration_ms"`
+	TimedOut   bool     `json:"timed_out"`
+	Truncated  bool     `json:"truncated"`
+	Dropped    int64    `json:"dropped_bytes" jsonschema:"bytes cut from the middle of the output"`
+	Signal     string   `json:"signal,omitempty" jsonschema:"the signal that ended the command"`
+	OOM        bool     `json:"oom" jsonschema:"a process was killed because the session's memory was used up"`
+	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process"`
+	Notes      []string `json:"notes,omitempty"`
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) {
+	var out execOut
+	s, err := c.Sessions.Get(c.who, in.SessionID)
+	if err != nil {
+		return nil, out, err
+	}
+	for _, long := range []*string{&in.Command, &in.Stdin} {
+		if *long, err = c.http.value(*long); err != nil {
+			return nil, out, err
+		}
+	}
+	for k, v := range in.Env {
+		if in.Env[k], err = c.http.value(v); err != nil {
+			return nil, out, err
+		}
+	}
+	if strings.TrimSpace(in.Command) == "" {
+		return nil, out, fieldError("command", "is empty; it has to be a bash command")
+	}
+	m := wire.Exec{Command: in.Command, Env: in.Env}
+	seconds, err := clamp(&out.Notes, "timeout_seconds", in.Timeout, c.Config.Timeout.Seconds(), 0.001, c.Config.MaxTimeout.Seconds())
+	if err != nil {
+		return nil, out, err
+	}
+	m.Timeout = time.Duration(seconds * float64(time.Second))
+	limit, err := clamp(&out.Notes, "max_output_bytes", in.MaxOutput, c.Config.Output.Default, 1, c.Config.Output.Max)
+	if err != nil {
+		return nil, out, err
+	}
+	m.MaxOutput = int(limit)
+	size := 0
+	for k, v := range in.Env {
+		size += len(k) + len(v)
+		if !envName.MatchString(k) || strings.IndexByte(v, 0) >= 0 || len(in.Env) > 256 || size > 256<<10 {
+			return nil, out, fieldError("env", "names are letters, digits and _, values hold no NUL, at most 256 of them and 256 KiB")
+		}
+	}
+	var stdin io.Reader
+	if in.Stdin != "" {
+		stdin = strings.NewReader(in.Stdin)
+	}
+	defer s.Use()()
+	conn, err := s.Conn(ctx)
+	if err != nil {
+		return nil, out, err
+	}
+	guarded, stop := s.Guard(ctx)
+	began := time.Now()
+	live := make(chan *host.Output, 1)
+	done := make(chan struct{})
+	token := c.req.Params.GetProgressToken()
+	if token != nil && !c.http.JSON {
+		go c.progress(ctx, token, began, live, done)
+	}
+	got, exit, err := conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
+	close(done)
+	stop()
+	if err != nil {
+		return nil, out, explain(s, err, "")
+	}
+	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
+	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
+	out.Stdout, out.Stderr = c.http.park(text(got.Bytes(host.Stdout, gap))), c.http.park(text(got.Bytes(host.Stderr, gap)))
+	out.DurationMS, out.PeakMemory = time.Since(began).Milliseconds(), exit.PeakMemory
+	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
+
+	var b strings.Builder
+	b.WriteString(text(got.Bytes(host.Both, gap)))
+	line := func(format string, args ...any) {
+		if b.Len() > 0 && !strings.HasSuffix(b.String(), "\n") {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, format, args...)
+	}
+	if out.Truncated {
+		line("[output truncated: %d of %d bytes left out of the middle]", exit.Dropped, exit.StdoutBytes+exit.StderrBytes)
+	}
+	for _, n := range out.Notes {
+		line("[note: %s]", n)
+	}
+	if err := s.Quota(); err != nil {
+		out.Notes = append(out.Notes, err.Error())
+		line("[note: %s]", err)
+	}
+	if exit.OOM {
+		line("[out of memory: a process was killed at the session's limit of %d MiB]", s.MemMB)
+	}
+	switch {
+	case exit.TimedOut:
+		line("[timed out after %s]", m.Timeout)
+	case exit.Code != 0:
+		line("[exit: %d]", exit.Code)
+	}
+	return &result{b.String(), exit.TimedOut || exit.Code != 0}, out, nil
+}
+
+// text makes output fit for JSON.
+func text(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+
+const (
+	progressEvery = time.Second
+	progressMax   = 16 << 10
+	progressQuiet = 15 // ticks after which an unchanged output is reported too
+)
+
+// progress tells a client that asked for it what a long command has written.
+func (c *call) progress(ctx context.Context, token any, began time.Time, live <-chan *host.Output, done <-chan struct{}) {
+	t := time.NewTicker(progressEvery)
+	defer t.Stop()
+	var o *host.Output
+	last, silent := -1, 0
+	for {
+		select {
+		case o = <-live:
+		case <-done:
+			return
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if o == nil {
+				continue
+			}
+			b := o.Live()
+			if silent++; len(b) == last && silent < progressQuiet {
+				continue
+			}
+			last, silent = len(b), 0
+			if len(b) > progressMax {
+				b = b[len(b)-progressMax:]
+			}
+			err := c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: time.Since(began).Seconds(), Message: text(b)})
+			if err != nil {
+				return
+			}
+		}
+	}
+}
+
+// explain turns an operation's failure into the sentence for the caller.
+func explain(s *session.Session, err error, path string) error {
+	var we *wire.Error
+	switch {
+	case errors.Is(err, host.ErrLost):
+		return fmt.Errorf("the session's container or the engine went away under the call; try once more, and open a new session if that fails (%w)", err)
+	case errors.As(err, &we) && path != "":
+		return fieldError("path", "%s: %s", path, we.Message)
+	}
+	return err
+}
+
+type writeIn struct {
+	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
+	Path      string `json:"path" jsonschema:"relative to /work"`
+	Content   string `json:"content"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"of content: utf8 (the default) or base64"`
+	Mode      string `json:"mode,omitempty" jsonschema:"permissions in octal, such as 0755; an existing file keeps its own"`
+}
+
+type writeOut struct {
+	Path  string `json:"path"`
+	Bytes int    `json:"bytes"`
+}
+
+// inWork checks a path. What the path leads to is the agent's, and the
+// kernel's, to refuse.
+func inWork(path string) (string, error) {
+	rel := path
+	if path == workPath || strings.HasPrefix(path, workPath+"/") {
+		rel = strings.TrimLeft(strings.TrimPrefix(path, workPath), "/")
+	}
+	switch {
+	case rel == "":
+		return "", fieldError("path", "is empty; it has to name a file, relative to /work")
+	case strings.HasPrefix(rel, "/"):
+		return "", fieldError("path", "%q is absolute; it has to be relative to /work", path)
+	case strings.IndexByte(rel, 0) >= 0 || len(rel) > 4095:
+		return "", fieldError("path", "holds a NUL byte or is longer than 4095 bytes")
+	}
+	return rel, nil
+}
+
+func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) {
+	var out writeOut
+	s, err := c.Sessions.Get(c.who, in.SessionID)
+	if err != nil {
+		return nil, out, err
+	}
+	path, err := inWork(in.Path)
+	if err != nil {
+		return nil, out, err
+	}
+	if in.Content, err = c.http.value(in.Content); err != nil {
+		return nil, out, err
+	}
+	var content []byte
+	switch in.Encoding {
+	case "", "utf8":
+		content = []byte(in.Content)
+	case "base64":
+		if content, err = base64.StdEncoding.DecodeString(in.Content); err != nil {
+			return nil, out, fieldError("content", "is not base64: %v", err)
+		}
+	default:
+		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", in.Encoding)
+	}
+	if int64(len(content)) > c.Config.MaxFile {
+		return nil, out, fieldError("content", "has %d bytes, %d are allowed in one call", len(content), c.Config.MaxFile)
+	}
+	var mode uint64
+	if in.Mode != "" {
+		if mode, err = strconv.ParseUint(strings.TrimPrefix(in.Mode, "0o"), 8, 32); err != nil || mode == 0 || mode > 0o777 {
+			return nil, out, fieldError("mode", "%q is not allowed; octal permissions from 0001 to 0777 are", in.Mode)
+		}
+	}
+	if err := s.Quota(); err != nil {
+		return nil, out, err
+	}
+	defer s.Use()()
+	conn, err := s.Conn(ctx)
+	if err != nil {
+		return nil, out, err
+	}
+	if err := conn.WriteFile(ctx, path, uint32(mode), content); err != nil {
+		return nil, out, explain(s, err, in.Path)
+	}
+	out = writeOut{workPath + "/" + path, len(content)}
+	return &result{text: fmt.Sprintf("wrote %d bytes to %s", out.Bytes, out.Path)}, out, nil
+}
+
+type readIn struct {
+	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
+	Path      string `json:"path" jsonschema:"relative to /work"`
+	MaxBytes  *int64 `json:"max_bytes,omitempty" jsonschema:"most bytes to read"`
+	Offset    int64  `json:"offset,omitempty" jsonschema:"first byte to read, from 0"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"of the answer: utf8 (the default) or base64"`
+}
+
+type readOut struct {
+	Path       string `json:"path"`
+	Size       int64  `json:"size" jsonschema:"of the whole file, in bytes"`
+	Offset     int64  `json:"offset"`
+	Bytes      int64  `json:"bytes" jsonschema:"how many this answer holds"`
+	EOF        bool   `json:"eof"`
+	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
+	Encoding   string `json:"encoding"`
+}
+
+func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
+	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
+	s, err := c.Sessions.Get(c.who, in.SessionID)
+	if err != nil {
+		return nil, out, err
+	}
+	path, err := inWork(in.Path)
+	if err != nil {
+		return nil, out, err
+	}
+	switch in.Encoding {
+	case "":
+		out.Encoding = "utf8"
+	case "utf8", "base64":
+	default:
+		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", in.Encoding)
+	}
+	if in.Offset < 0 {
+		return nil, out, fieldError("offset", "%d is negative; bytes are counted from 0", in.Offset)
+	}
+	var notes []string
+	limit, err := clamp(&notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
+	if err != nil {
+		return nil, out, err
+	}
+	defer s.Use()()
+	conn, err := s.Conn(ctx)
+	if err != nil {
+		return nil, out, err
+	}
+	b, size, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
+	if err != nil {
+		return nil, out, explain(s, err, in.Path)
+	}
+	out.Path, out.Size = workPath+"/"+path, size
+	end := in.Offset + int64(len(b))
+	if end < size && in.MaxBytes == nil {
+		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
+	}
+	if out.Encoding == "utf8" {
+		if end < size {
+			b = wholeRunes(b)
+			end = in.Offset + int64(len(b))
+		}
+		if !utf8.Valid(b) {
+			return nil, out, fieldError("encoding", "%s is not UTF-8 text; read it with encoding base64", in.Path)
+		}
+	}
+	out.Bytes, out.EOF = int64(len(b)), end >= size
+	answer := string(b)
+	if out.Encoding == "base64" {
+		answer = base64.StdEncoding.EncodeToString(b)
+	}
+	if !out.EOF {
+		out.NextOffset = end
+		// Never silently: the caller of a part is told that it is one.
+		answer += fmt.Sprintf("\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
+	}
+	for _, n := range notes {
+		answer += "\n[note: " + n + "]"
+	}
+	return &result{text: answer}, out, nil
+}
+
+// wholeRunes cuts a character that the end of a part splits.
+func wholeRunes(b []byte) []byte {
+	for i := 1; i <= min(utf8.UTFMax-1, len(b)); i++ {
+		if c := b[len(b)-i]; utf8.RuneStart(c) {
+			if !utf8.FullRune(b[len(b)-i:]) {
+				return b[:len(b)-i]
+			}
+			break
+		}
+	}
+	return b
+}

@@ -1,0 +1,296 @@
+// Package workspace keeps durable /work directories: one per principal and
+// name below one root, made and walked through os.Root so that the kernel, not
+// a string check, keeps them there, and locked so that each has one writer.
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Name is what a workspace may be called.
+var Name = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
+
+// ErrBusy is returned when a session, of this sidecar or another on the same
+// root, has the workspace.
+var ErrBusy = errors.New("another session is using this workspace; close it first, or choose another name")
+
+// Root is the directory that holds the workspaces.
+type Root struct {
+	dir   string // as the sidecar sees it
+	host  string // as the engine sees it
+	uid   int
+	quota int64 // bytes, 0 for none
+}
+
+// New returns the workspaces under dir, which the engine knows as host (empty
+// for the same path), owned by the session uid. quota is in bytes.
+func New(dir, host string, uid int, quota int64) (*Root, error) {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s must be an absolute path", dir)
+	}
+	if host == "" {
+		host = dir
+	}
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return nil, fmt.Errorf("making SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	return &Root{dir, host, uid, quota}, nil
+}
+
+// Quota is the limit of each workspace in bytes, 0 for none.
+func (r *Root) Quota() int64 { return r.quota }
+
+// Dir is the directory name of a principal: itself where that is plain, with
+// every other byte as =xx, so that no two principals share one.
+func Dir(principal string) string {
+	var b strings.Builder
+	for i := range len(principal) {
+		c := principal[i]
+		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '-' && i > 0 {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "=%02x", c)
+		}
+	}
+	return b.String()
+}
+
+// Held is a workspace that a session has. Close lets the next one have it.
+type Held struct {
+	Path string // on the engine's host
+	dir  *os.File
+	root *os.Root
+}
+
+// Close gives the workspace free.
+func (h *Held) Close() {
+	h.root.Close()
+	h.dir.Close()
+}
+
+// Take makes the workspace if needed and locks it.
+func (r *Root) Take(principal, name string) (*Held, error) {
+	if !Name.MatchString(name) {
+		return nil, fmt.Errorf("workspace %q: a name has 1 to 64 characters of a-z, 0-9, _ and -, and starts with a letter or digit", name)
+	}
+	p := Dir(principal)
+	if p == "" || len(p) > 255 {
+		return nil, errors.New("the caller's principal is too long to name a directory")
+	}
+	top, err := os.OpenRoot(r.dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	defer top.Close()
+	if err := mkdir(top, p, 0o711); err != nil {
+		return nil, err
+	}
+	mine, err := top.OpenRoot(p)
+	if err != nil {
+		return nil, fmt.Errorf("opening the principal's directory: %w", err)
+	}
+	defer mine.Close()
+	fresh := mine.Mkdir(name, 0o755)
+	if fresh != nil && !errors.Is(fresh, fs.ErrExist) {
+		return nil, fmt.Errorf("making workspace %s: %w", name, fresh)
+	}
+	// The engine mounts it by path and would follow a link: there must be none.
+	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("workspace %s is not a plain directory: %w", name, err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, ErrBusy
+		}
+		return nil, fmt.Errorf("locking workspace %s: %w", name, err)
+	}
+	// Prune may have taken it away between opening and locking.
+	named, err := mine.Lstat(name)
+	opened, err2 := f.Stat()
+	if err != nil || err2 != nil || !os.SameFile(named, opened) {
+		f.Close()
+		return nil, ErrBusy
+	}
+	if fresh == nil {
+		if err := f.Chown(r.uid, r.uid); err != nil {
+			// A sidecar without root cannot give it away, so it lets the session in;
+			// the directories above keep others of the host out.
+			err = f.Chmod(0o777)
+			if err != nil {
+				f.Close()
+				return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
+			}
+		}
+	}
+	root, err := mine.OpenRoot(name)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &Held{Path: filepath.Join(r.host, p, name), dir: f, root: root}, nil
+}
+
+func mkdir(r *os.Root, name string, mode fs.FileMode) error {
+	if err := r.Mkdir(name, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("making the principal's directory: %w", err)
+	}
+	if st, err := r.Lstat(name); err != nil || !st.IsDir() {
+		return errors.New("the principal's directory is not a plain directory")
+	}
+	return nil
+}
+
+// Usage walks the workspace and returns its size on disk in bytes.
+func (h *Held) Usage() (int64, error) { return usage(h.root) }
+
+func usage(root *os.Root) (int64, error) {
+	var total int64
+	err := fs.WalkDir(root.FS(), ".", func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+				return nil // gone under way, or closed by its owner
+			}
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return nil
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			total += sys.Blocks * 512
+		}
+		return nil
+	})
+	return total, err
+}
+
+// Info describes a workspace for the operator.
+type Info struct {
+	Principal string    `json:"principal_dir"`
+	Name      string    `json:"name"`
+	Bytes     int64     `json:"bytes"`
+	LastUsed  time.Time `json:"last_used"`
+	InUse     bool      `json:"in_use"`
+}
+
+// List returns every workspace, ordered by principal and name.
+func (r *Root) List() ([]Info, error) {
+	top, err := os.OpenRoot(r.dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	defer top.Close()
+	var out []Info
+	principals, err := fs.ReadDir(top.FS(), ".")
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range principals {
+		if !p.IsDir() {
+			continue
+		}
+		names, err := fs.ReadDir(top.FS(), p.Name())
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range names {
+			if !n.IsDir() || !Name.MatchString(n.Name()) {
+				continue
+			}
+			info, err := r.inspect(top, p.Name(), n.Name())
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, info)
+		}
+	}
+	return out, nil
+}
+
+func (r *Root) inspect(top *os.Root, principal, name string) (Info, error) {
+	root, err := top.OpenRoot(filepath.Join(principal, name))
+	if err != nil {
+		return Info{}, err
+	}
+	defer root.Close()
+	info := Info{Principal: principal, Name: name}
+	if info.Bytes, err = usage(root); err != nil {
+		return Info{}, err
+	}
+	f, err := root.Open(".")
+	if err != nil {
+		return Info{}, err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil {
+		info.LastUsed = st.ModTime()
+	}
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		info.InUse = true
+	}
+	return info, nil
+}
+
+// Prune removes the workspaces whose top directory was last changed before
+// the given time and that no session has; dry only names them.
+func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
+	all, err := r.List()
+	if err != nil {
+		return nil, err
+	}
+	var out []Info
+	for _, info := range all {
+		if info.InUse || !info.LastUsed.Before(before) {
+			continue
+		}
+		if !dry {
+			if err := r.remove(info); err != nil {
+				if errors.Is(err, ErrBusy) {
+					continue
+				}
+				return out, err
+			}
+		}
+		out = append(out, info)
+	}
+	return out, nil
+}
+
+// remove renames the workspace away under its lock, so that no session can
+// open it half removed.
+func (r *Root) remove(info Info) error {
+	top, err := os.OpenRoot(filepath.Join(r.dir, info.Principal))
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	f, err := top.Open(info.Name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return ErrBusy
+	}
+	doomed := "." + info.Name + ".pruned"
+	if err := top.RemoveAll(doomed); err != nil {
+		return err
+	}
+	if err := top.Rename(info.Name, doomed); err != nil {
+		return fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err)
+	}
+	return top.RemoveAll(doomed)
+}
+
+// Touch marks the workspace as used, for Prune.
+func (h *Held) Touch(at time.Time) { _ = h.root.Chtimes(".", at, at) }

@@ -1,0 +1,137 @@
+package workspace
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func root(t *testing.T, quota int64) (*Root, string) {
+	t.Helper()
+	dir := t.TempDir()
+	r, err := New(dir, "", os.Getuid(), quota)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, dir
+}
+
+func TestTake(t *testing.T) {
+	r, dir := root(t, 0)
+	h, err := r.Take("acme/p1", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := filepath.Join(dir, "acme=2fp1", "ws"); h.Path != want {
+		t.Errorf("it is at %s instead of %s", h.Path, want)
+	}
+	if _, err := r.Take("acme/p1", "ws"); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second writer: %v", err)
+	}
+	if other, err := r.Take("acme/p2", "ws"); err != nil || other.Path == h.Path {
+		t.Errorf("another principal's workspace of the same name: %v", err)
+	}
+	h.Close()
+	if h, err = r.Take("acme/p1", "ws"); err != nil {
+		t.Fatalf("after it was given free: %v", err)
+	}
+	h.Close()
+}
+
+func TestNames(t *testing.T) {
+	r, _ := root(t, 0)
+	for _, name := range []string{"", ".", "..", "../x", "a/b", "/etc", "A", "-a", "a.b", "a\x00", strings.Repeat("a", 65), "é"} {
+		if h, err := r.Take("p", name); err == nil {
+			t.Errorf("%q was made at %s", name, h.Path)
+		}
+	}
+	dirs := map[string]string{}
+	for _, p := range []string{"a", "A", "a/b", "a=2fb", "..", ".", "/", "-a", "a b", "é", "a\x00b"} {
+		d := Dir(p)
+		if other, ok := dirs[d]; ok {
+			t.Errorf("%q and %q share the directory %s", p, other, d)
+		}
+		dirs[d] = p
+		if strings.ContainsAny(d, "/\x00") || strings.HasPrefix(d, ".") || strings.HasPrefix(d, "-") {
+			t.Errorf("%q became %q", p, d)
+		}
+	}
+}
+
+// A link in place of the workspace or of the principal's directory would have
+// the engine mount what it points to.
+func TestSymlinks(t *testing.T) {
+	r, dir := root(t, 0)
+	secret := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "p"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{filepath.Join(dir, "p", "ws"), filepath.Join(dir, "q")} {
+		if err := os.Symlink(secret, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h, err := r.Take("p", "ws"); err == nil {
+		t.Errorf("a linked workspace was taken: %s", h.Path)
+	}
+	if h, err := r.Take("q", "ws"); err == nil {
+		t.Errorf("a workspace below a linked directory was taken: %s", h.Path)
+	}
+	if left, _ := os.ReadDir(secret); len(left) > 0 {
+		t.Errorf("%v was made behind the link", left)
+	}
+}
+
+func TestListAndPrune(t *testing.T) {
+	r, dir := root(t, 0)
+	outside := filepath.Join(t.TempDir(), "keep")
+	if err := os.WriteFile(outside, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-48 * time.Hour)
+	var busy *Held
+	for _, name := range []string{"old", "new", "busy"} {
+		h, err := r.Take("p", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "p", name)
+		if err := os.WriteFile(filepath.Join(path, "f"), make([]byte, 8192), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(outside, filepath.Join(path, "link")); err != nil {
+			t.Fatal(err)
+		}
+		if used, err := h.Usage(); err != nil || used < 8192 || used > 64<<10 {
+			t.Errorf("usage %d, %v", used, err)
+		}
+		if name != "new" {
+			h.Touch(old)
+		}
+		if name == "busy" {
+			busy = h
+		} else {
+			h.Close()
+		}
+	}
+	defer busy.Close()
+	infos, err := r.List()
+	if err != nil || len(infos) != 3 || !infos[0].InUse || infos[1].InUse {
+		t.Fatalf("%+v, %v", infos, err)
+	}
+	for _, dry := range []bool{true, false} {
+		pruned, err := r.Prune(time.Now().Add(-24*time.Hour), dry)
+		if err != nil || len(pruned) != 1 || pruned[0].Name != "old" {
+			t.Fatalf("dry %v: %+v, %v", dry, pruned, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "p", "old")); !os.IsNotExist(err) {
+		t.Error("the old workspace is still there")
+	}
+	if _, err := os.Stat(outside); err != nil {
+		t.Error("prune followed a link out of the workspace")
+	}
+}
