@@ -77,9 +77,12 @@ func Main(ctx context.Context, dir, build string) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making the agent undumpable: %w", err)
 	}
-	// Not being PID 1 (tests, or an engine's --init) it must still get orphans.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("becoming the reaper of orphans: %w", err)
+	// Below an engine's --init it must still get orphans. PID 1 gets them anyway,
+	// and gVisor refuses the call to any thread but the first.
+	if os.Getpid() != 1 {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("becoming the reaper of orphans: %w", err)
+		}
 	}
 	a, err := New(dir, build)
 	if err != nil {

@@ -1,0 +1,361 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/big"
+	mrand "math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+const otherToken = "other-token-0123456789abcdef"
+
+// Another principal's sessions: by id, by list, by run, by workspace (see
+// TestDurableWorkspace) and by time.
+func TestAnotherPrincipal(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
+	mine := s.as(map[string]string{"X-Loom-Root-Run": "run-1"})
+	other := s.as(map[string]string{"Authorization": "Bearer " + otherToken, "X-Loom-Root-Run": "run-1"})
+	id := mine.open(m{})
+	mine.exec(id, "echo secret > f")
+	unknown := "sbx-" + strings.Repeat("a", len(id)-4)
+	for tool, args := range map[string]m{
+		"sandbox_exec": {"command": "cat f"}, "sandbox_read": {"path": "f"}, "sandbox_write": {"path": "f", "content": "x"}, "sandbox_touch": {}, "sandbox_close": {},
+	} {
+		args["session_id"] = id
+		foreign := other.call(tool, args)
+		args["session_id"] = unknown
+		absent := other.call(tool, args)
+		if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
+			t.Errorf("%s: another's session is answered\n%s\nand one that never was\n%s", tool, foreign.Body, absent.Body)
+		}
+	}
+	if a := other.call("sandbox_list", m{}); a.Text != `{"sessions":[]}` {
+		t.Errorf("list: %s", a.Text)
+	}
+	if a := other.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 0 sessions" {
+		t.Errorf("close_run: %s", a.Text)
+	}
+	if a := mine.exec(id, "cat f"); a.Text != "secret\n" {
+		t.Fatalf("the session was touched: %+v", a)
+	}
+
+	t.Run("timing", func(t *testing.T) {
+		var foreign, absent []time.Duration
+		for range 300 { // interleaved, so that the machine's moods hit both
+			for _, x := range []struct {
+				id   string
+				into *[]time.Duration
+			}{{id, &foreign}, {unknown, &absent}} {
+				began := time.Now()
+				other.call("sandbox_touch", m{"session_id": x.id})
+				*x.into = append(*x.into, time.Since(began))
+			}
+		}
+		slices.Sort(foreign)
+		slices.Sort(absent)
+		a, b := p50(foreign), p50(absent)
+		if diff := (a - b).Abs(); diff > max(a, b)/4 {
+			t.Errorf("another's id takes %v, an unknown one %v", a, b)
+		}
+	})
+	if a := mine.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 1 sessions" {
+		t.Errorf("the owner's close_run: %s", a.Text)
+	}
+}
+
+func TestPathTricks(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, "ln -s / root; ln -s /etc/passwd passwd; ln -s ../../etc up; mkfifo fifo; ln -s loop loop; mkdir d; ln -s /proc/self/environ environ")
+	for _, path := range []string{
+		"../etc/passwd", "d/../../etc/passwd", "/etc/passwd", "//etc/passwd", "/work/../etc/passwd", "root/etc/passwd", "passwd", "up/passwd", "fifo", "loop", "environ", "a\x00b", ".", "", "/work", strings.Repeat("a/", 2000) + "b", strings.Repeat("n", 300),
+	} {
+		began := time.Now()
+		if a := c.call("sandbox_read", m{"session_id": id, "path": path}); !a.IsError || strings.Contains(a.Text, "root:x:0") {
+			t.Errorf("read %.40q: %+v", path, a)
+		}
+		if path == "loop" || strings.HasPrefix(path, "a/") {
+			continue // may be made
+		}
+		if a := c.call("sandbox_write", m{"session_id": id, "path": path, "content": "x"}); !a.IsError {
+			t.Errorf("write %.40q: %+v", path, a)
+		}
+		if time.Since(began) > 5*time.Second {
+			t.Errorf("%.40q took %v", path, time.Since(began))
+		}
+	}
+
+	// A writer swaps a directory for a link to /etc as fast as it can.
+	go c.call("sandbox_exec", m{"session_id": id, "command": "mkdir -p x.d; echo fine > x.d/hostname; while :; do ln -sfn /etc x.l; mv -T x.d x; mv -T x x.d; mv -T x.l x; rm x; done 2>/dev/null", "timeout_seconds": 6})
+	deadline := time.Now().Add(5 * time.Second)
+	for n := 0; time.Now().Before(deadline); n++ {
+		if a := c.call("sandbox_read", m{"session_id": id, "path": "x/hostname"}); !a.IsError && a.Text != "fine\n" && a.Text != "mine" {
+			t.Fatalf("after %d tries a swapped link was followed: %+v", n, a)
+		}
+		c.call("sandbox_write", m{"session_id": id, "path": "x/hostname", "content": "mine"})
+	}
+}
+
+// Ways out of the container, each of which has to fail.
+func TestEscapes(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	for name, command := range map[string]string{
+		"mount":              "mount -t tmpfs none /tmp",
+		"user namespace":     "unshare -Ur mount -t tmpfs none /tmp",
+		"remount root":       "mount -o remount,rw /",
+		"write root":         "touch /usr/bin/x",
+		"write the agent":    "echo x > /run/loomcycle-agent/session-agent",
+		"setuid":             "cp /bin/bash sh && chmod u+s sh && ./sh -p -c '[ $(id -u) = 0 ]'",
+		"an existing one":    "[ \"$(su -c 'id -u' </dev/null 2>/dev/null)\" = 0 ]",
+		"device":             "mknod dev c 1 1",
+		"core pattern":       "echo x > /proc/sys/kernel/core_pattern",
+		"sysrq":              "echo h > /proc/sysrq-trigger",
+		"cgroup":             "mkdir /sys/fs/cgroup/x || echo 1 > /sys/fs/cgroup/cgroup.procs || echo -1 > /sys/fs/cgroup/memory/memory.limit_in_bytes",
+		"raw socket":         "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
+		"packet socket":      "python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'",
+		"network":            "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 2)'",
+		"other processes":    "[ -d /proc/2/root/work ] && ls /proc/[0-9]*/root/ | grep -q dev.kvm",
+		"the agent's stdio":  "echo x > /proc/1/fd/1",
+		"the agent's memory": "cat /proc/1/mem",
+		"kill the agent":     "kill -9 1; sleep 0.2; exit 1",
+		"ptrace":             "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0 else 1)'",
+		"kernel keys":        "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(248, b\"user\", b\"x\", b\"y\", 1, -3) > 0 else 1)'",
+		"bpf":                "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0 else 1)'",
+		"raise a limit":      "ulimit -Hn 100000",
+		"engine socket":      "ls /run/podman /var/run/docker.sock /run/docker.sock 2>/dev/null | grep .",
+	} {
+		if a := c.exec(id, command); !a.IsError || strings.Contains(a.Text, "timed out") {
+			t.Errorf("%s: %q succeeded: %q", name, command, a.Text)
+		}
+	}
+	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("after it all: %+v", a)
+	}
+}
+
+func TestResourceAttacks(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_MEM_MB": "256", "SANDBOX_TMPFS_MB": "64", "SANDBOX_PIDS": "128"})
+	c := s.client()
+	id, bystander := c.open(m{}), c.open(m{})
+	before := s.rss(t)
+	for _, tc := range []struct{ name, command, want string }{
+		{"fork bomb", "b() { b | b & }; b; sleep 30", "[timed out after 3s]"},
+		{"memory hog", "python3 -c 'x = bytearray(1 << 30)'", "[out of memory: a process was killed at the session's limit of 256 MiB]"},
+		{"disk filler", "head -c 1G /dev/zero > big; rm -f big; exit 9", "No space left on device"},
+		{"a gigabyte of output", "head -c 1G /dev/zero | tr '\\0' x", "bytes left out"},
+		{"an outliving process", "(setsid env -i bash -c 'trap \"\" TERM HUP; while :; do sleep 1; done' &) ; sleep 30", "[timed out after 3s]"},
+		{"output like frames", `printf '\0\0\0\2\13\0\0\0\1{}\0\0\0\4\6\0\0\0\0' ; printf '\1\0\0\0\0\0\0\5'; echo; echo after`, "after\n"},
+		{"endless stderr", "yes >&2", "[timed out after 3s]"},
+	} {
+		began := time.Now()
+		a := c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": 3})
+		if strings.Contains(tc.name, "gigabyte") || tc.name == "disk filler" {
+			a = c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": 60})
+		}
+		if !strings.Contains(a.Text, tc.want) {
+			t.Errorf("%s: %.300q does not say %q", tc.name, a.Text, tc.want)
+		}
+		if len(a.Text) > 70<<10 {
+			t.Errorf("%s: %d bytes of answer", tc.name, len(a.Text))
+		}
+		if b := c.exec(bystander, "echo fine"); b.Text != "fine\n" {
+			t.Errorf("%s: another session answers %+v", tc.name, b)
+		}
+		eventually(t, 10*time.Second, tc.name+" leaves no process", func() bool {
+			return c.exec(id, "ps -eo stat,args --no-headers | grep -v -e session-agent -e 'ps -eo' -e grep -e 'bash -c' || true").Text == ""
+		})
+		t.Logf("%s: %v", tc.name, time.Since(began))
+	}
+	if after := s.rss(t); after > before+25 {
+		t.Errorf("the sidecar's memory grew from %d to %d MiB", before, after)
+	}
+}
+
+func TestHTTPAttacks(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	before := s.rss(t)
+
+	t.Run("64 MiB bodies", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				body := io.LimitReader(zeros{}, 64<<20)
+				req, _ := http.NewRequest(http.MethodPost, s.URL+"/mcp", body)
+				if i%2 == 0 {
+					req.ContentLength = 64 << 20
+				}
+				req.Header.Set("Authorization", "Bearer "+token)
+				req.Header.Set("Content-Type", "application/json")
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					return // closed under the upload
+				}
+				defer resp.Body.Close()
+				if resp.StatusCode != http.StatusRequestEntityTooLarge {
+					t.Errorf("answered %s", resp.Status)
+				}
+			})
+		}
+		wg.Wait()
+	})
+	t.Run("10,000 malformed messages", func(t *testing.T) {
+		seeds := []string{`{`, `[]`, `[[[[`, `null`, `{"jsonrpc":"1.0"}`, `{"jsonrpc":"2.0","id":{},"method":"tools/call"}`, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":7}`,
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_exec","arguments":[1]}}`, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"nope"}}`,
+			`{"jsonrpc":"2.0","id":1,"result":{}}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":null}}`, `{"jsonrpc":"2.0","id":1,"method":"initialize"}`, strings.Repeat("[", 100000), "\xff\xfe"}
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 1250 {
+					b := []byte(seeds[mrand.IntN(len(seeds))])
+					if len(b) > 0 && mrand.IntN(2) == 0 {
+						b[mrand.IntN(len(b))] ^= byte(1 + mrand.IntN(255))
+					}
+					resp, err := c.post(t.Context(), b)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+					if resp.StatusCode >= 500 {
+						t.Errorf("%.80q was answered %s", b, resp.Status)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+	t.Run("slow loris", func(t *testing.T) {
+		host := strings.TrimPrefix(s.URL, "http://")
+		var conns []net.Conn
+		for range 200 {
+			conn, err := net.Dial("tcp", host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nX-A: ", host)
+			conns = append(conns, conn)
+		}
+		if a := c.exec(id, "echo served"); a.Text != "served\n" {
+			t.Errorf("meanwhile: %+v", a)
+		}
+		_ = conns[0].SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := bufio.NewReader(conns[0]).ReadByte(); err != nil {
+			if ne, ok := err.(net.Error); ok && ne.Timeout() {
+				t.Error("a header that never ends is waited for")
+			}
+		}
+	})
+	t.Run("header injection", func(t *testing.T) {
+		host := strings.TrimPrefix(s.URL, "http://")
+		for _, header := range []string{"X-Loom-Root-Run: a\r\nX-Loom-Root-Run: b", "X-Loom-Tenant: a\x01b", "Authorization: Bearer " + token + "\r\nAuthorization: Bearer x", "X-Loom-Root-Run: " + strings.Repeat("r", 300)} {
+			conn, err := net.Dial("tcp", host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			auth := "Authorization: Bearer " + token + "\r\n"
+			if strings.HasPrefix(header, "Auth") {
+				auth = ""
+			}
+			body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_open","arguments":{}}}`
+			fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%s%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", host, auth, header, len(body), body)
+			_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			got, _ := io.ReadAll(conn)
+			conn.Close()
+			if !bytes.HasPrefix(got, []byte("HTTP/1.1 4")) {
+				t.Errorf("%.40q was answered %.60q", header, got)
+			}
+		}
+	})
+	t.Run("another site's page", func(t *testing.T) {
+		for _, h := range []map[string]string{{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}} {
+			if a := s.as(h).call("sandbox_list", m{}); a.Status != http.StatusForbidden {
+				t.Errorf("%v: %d", h, a.Status)
+			}
+		}
+	})
+	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("after it all: %+v", a)
+	}
+	eventually(t, 60*time.Second, "the sidecar's memory is flat again", func() bool { return s.rss(t) < before+40 })
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A leaked bearer token opens nothing where identities are signed.
+func TestSignedIdentity(t *testing.T) {
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	jwks := filepath.Join(t.TempDir(), "jwks.json")
+	set, _ := json.Marshal(map[string]any{"keys": []any{map[string]any{"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(key.X), "y": b64(key.Y)}}})
+	if err := os.WriteFile(jwks, set, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, "runc", map[string]string{"SANDBOX_IDENTITY_JWKS": jwks})
+	sign := func(principal string, change jwt.MapClaims) *client {
+		claims := jwt.MapClaims{"aud": "sandbox", "exp": time.Now().Add(time.Minute).Unix(), "tenant": "acme", "principal": principal, "root_run": "r1"}
+		for k, v := range change {
+			claims[k] = v
+		}
+		tok := jwt.NewWithClaims(jwt.SigningMethodES256, claims)
+		tok.Header["kid"] = "k"
+		text, err := tok.SignedString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.as(map[string]string{"X-Loom-Identity": text})
+	}
+	if a := s.client().call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "requires a signed identity") {
+		t.Errorf("the bearer alone: %+v", a)
+	}
+	id := sign("p1", nil).open(m{})
+	if a := sign("p1", nil).exec(id, "echo mine"); a.Text != "mine\n" {
+		t.Errorf("the owner: %+v", a)
+	}
+	if a := sign("p2", nil).exec(id, "echo mine"); !a.IsError {
+		t.Errorf("another principal: %+v", a)
+	}
+	if a := sign("p1", jwt.MapClaims{"tenant": "evil"}).exec(id, "echo mine"); !a.IsError {
+		t.Errorf("the same principal of another tenant: %+v", a)
+	}
+	if a := sign("p1", jwt.MapClaims{"exp": time.Now().Add(-time.Hour).Unix()}).call("sandbox_list", m{}); a.Status != 401 {
+		t.Errorf("an expired identity: %+v", a)
+	}
+	once := sign("p1", jwt.MapClaims{"jti": "x"})
+	if a := once.call("sandbox_list", m{}); a.IsError || a.Status != 200 {
+		t.Errorf("a fresh jti: %+v", a)
+	}
+	if a := once.call("sandbox_list", m{}); a.Status != 401 {
+		t.Errorf("a replayed jti: %+v", a)
+	}
+}
+
+func b64(n *big.Int) string {
+	return strings.TrimRight(jwtEncode(n.FillBytes(make([]byte, 32))), "=")
+}
+
+func jwtEncode(b []byte) string { return (&jwt.Token{}).EncodeSegment(b) }
