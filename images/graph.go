@@ -227,9 +227,6 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 		if d == "." && img.HomeMode != "" {
 			dir.Mode = img.HomeMode
 		}
-		if d == "." && img.HomeMode != "" {
-			dir.Mode = img.HomeMode
-		}
 		p.Dirs = append(p.Dirs, dir)
 	}
 	for _, f := range img.Files {

@@ -289,8 +289,8 @@ func TestSessionHome(t *testing.T) {
 			continue
 		}
 		var finish plan.Finish
-		if err := json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish); err != nil {
-			t.Fatal(err)
+		if json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish) != nil {
+			continue // a file of another kind
 		}
 		for _, d := range finish.Dirs {
 			modes[d.Path] = d.Mode

@@ -48,7 +48,6 @@ type Image struct {
 	FileSets      []string  `yaml:"files"`         // folders with a files.yaml, relative to the definition
 	Accounts      []Account `yaml:"accounts"`
 	Home          string    `yaml:"home"`
-	HomeMode      string    `yaml:"homemode"`  // octal; empty for that of the other Dirs
 	HomeMode      string    `yaml:"home_mode"` // octal; as Dirs when not given
 	Dirs          []string  `yaml:"dirs"`      // below Home
 	Config        Config    `yaml:"config"`
