@@ -263,22 +263,24 @@ func (img *Image) owner() (uid, gid int, err error) {
 }
 
 func (g *Graph) programs(img *Image, programs map[string]llb.State) (llb.State, error) {
-	// One operation, since each makes a layer.
-	var add *llb.FileAction
+	var all *llb.FileAction
 	for _, name := range img.Programs {
 		program, ok := programs[name]
 		if !ok {
 			return llb.State{}, fmt.Errorf("image %s: no program is called %q", img.Name, name)
 		}
-		from, to := "/"+name, "/usr/local/bin/"+name
-		info := &llb.CopyInfo{CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}}
-		if created := llb.WithCreatedTime(g.Epoch); add == nil {
-			add = llb.Copy(program, from, to, info, created)
+		if all == nil {
+			all = llb.Copy(program, "/"+name, "/"+name)
 		} else {
-			add = add.Copy(program, from, to, info, created)
+			all = all.Copy(program, "/"+name, "/"+name)
 		}
 	}
-	return llb.Scratch().File(add, llb.WithCustomName("add "+strings.Join(img.Programs, ", "))), nil
+	// In one copy: each makes a layer, and a second one into the same folder
+	// leaves that folder with the time of the build.
+	name := llb.WithCustomName("add " + strings.Join(img.Programs, ", "))
+	return llb.Scratch().File(llb.Copy(llb.Scratch().File(all, name), "/", "/usr/local/bin",
+		&llb.CopyInfo{CopyDirContentsOnly: true, CreateDestPath: true, Mode: &llb.ChmodOpt{Mode: 0o755}},
+		llb.WithCreatedTime(g.Epoch)), name), nil
 }
 
 // run is one run of the unpacker: a plan and read-only inputs in, a layer at

@@ -259,12 +259,12 @@ func TestGroupDoesNotDependOnOrder(t *testing.T) {
 }
 
 func TestStatusD(t *testing.T) {
-	out, _, err := unpackAll(t, 1, plan.StatusD, pkg{name: "data", control: []member{file("./md5sums", "0  usr/share/doc/data/README\n1  usr/share/data\n")}, data: []member{file("./usr/share/data", "d")}}.licensed())
+	out, _, err := unpackAll(t, 1, plan.StatusD, pkg{name: "data", control: []member{file("./conffiles", "/etc/data\n"), file("./md5sums", "0  usr/share/doc/data/README\n1  usr/share/data\n")}, data: []member{file("./usr/share/data", "d"), file("./etc/data", "a")}}.licensed())
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := listing(t, out)
-	want(t, l, `/var/lib/dpkg/status.d/data 100644`, `"Package: data\n`, `/var/lib/dpkg/status.d/data.md5sums 100644 0:0 0 n1 "1  usr/share/data\n"`)
+	want(t, l, `/var/lib/dpkg/status.d/data 100644`, `"Package: data\n`, `/var/lib/dpkg/status.d/data.md5sums 100644 0:0 0 n1 "1  usr/share/data\n0cc175b9c0f1b6a831c399e269772661  etc/data\n"`)
 	wantNot(t, l, "/var/lib/dpkg/info")
 }
 

@@ -151,6 +151,9 @@ func runBenchRelease(ctx context.Context, env environment, args []string) error 
 
 // loopback serves a registry that keeps its blobs on disk.
 func loopback(folder string) (string, func(), error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", nil, err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err

@@ -1,0 +1,15 @@
+// Package bundles holds the configuration bundles that the runtime embeds: for
+// each a folder with bundle.yaml, valid by bundle.schema.json, and its skills.
+package bundles
+
+import (
+	"embed"
+	"io/fs"
+)
+
+//go:embed bundle.schema.json */bundle.yaml */skills
+var files embed.FS
+
+// Files holds NAME/bundle.yaml of each bundle, the files that it names, and
+// bundle.schema.json.
+func Files() fs.FS { return files }

@@ -1,0 +1,187 @@
+package engine
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
+)
+
+// image is an image of nothing but the probe, in an OCI layout.
+func image(t *testing.T) *Image {
+	t.Helper()
+	probe := filepath.Join(t.TempDir(), "probe")
+	cmd := exec.Command("go", "build", "-o", probe, "../probe")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	text, err := os.ReadFile(probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files bytes.Buffer
+	w := tar.NewWriter(&files)
+	w.WriteHeader(&tar.Header{Name: "work/", Typeflag: tar.TypeDir, Mode: 0o777})
+	w.WriteHeader(&tar.Header{Name: "probe", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(text))})
+	w.Write(text)
+	w.Close()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture, config.Config.User = "linux", runtime.GOARCH, "1000:1000"
+	if img, err = mutate.ConfigFile(img, config); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := path.AppendImage(img, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": "probe"}),
+		layout.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH})); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := img.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Image{Name: "probe", Platform: "linux/" + runtime.GOARCH, Manifest: digest.Digest(manifest.String()), Config: digest.Digest(id.String()), Layout: dir, Content: img}
+}
+
+// podman is the real engine with an image loaded; CI never skips it.
+func podman(t *testing.T) (Engine, *Image) {
+	t.Helper()
+	if _, err := exec.LookPath("podman"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("podman is not installed, and CI must have it")
+		}
+		t.Skip("podman is not installed")
+	}
+	e, err := Podman(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		c := e.(*cli)
+		// Layers belong to the uids of the storage: podman removes its own.
+		c.must(context.Background(), "system", "reset", "-f")
+		os.RemoveAll(c.global[3])
+	})
+	img := image(t)
+	if err := e.Load(t.Context(), img); err != nil {
+		t.Fatal(err)
+	}
+	return e, img
+}
+
+func TestPodman(t *testing.T) {
+	e, img := podman(t)
+	t.Run("hardened", func(t *testing.T) {
+		out, err := e.Run(t.Context(), &Container{Image: img, Args: []string{"/probe", "uid"}, NoNetwork: true, ReadOnly: true, DropCaps: true,
+			NoNewPrivileges: true, Pids: 50, Memory: "64m", Mounts: []Mount{{Path: "/work", Tmpfs: "0777"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"uid 1000 gid 1000\n", "CapEff: 0000000000000000\n", "NoNewPrivs: 1\n"} {
+			if !strings.Contains(string(out.Stdout), want) {
+				t.Errorf("%q is missing: %s%s", want, out.Stdout, out.Stderr)
+			}
+		}
+	})
+	t.Run("exit code", func(t *testing.T) {
+		out, err := e.Run(t.Context(), &Container{Image: img, Args: []string{"/probe", "hash", "/nowhere"}, NoNetwork: true})
+		if err != nil || out.Exit != 1 || !strings.Contains(string(out.Stderr), "no such file") {
+			t.Errorf("%+v, %v", out, err)
+		}
+	})
+	t.Run("leak and cleanup", func(t *testing.T) {
+		if err := e.Volume(t.Context(), "left"); err != nil {
+			t.Fatal(err)
+		}
+		run, err := e.Start(t.Context(), &Container{Image: img, NoNetwork: true,
+			Args: []string{"/probe", "http", "GET", "http://192.0.2.1/"}, Mounts: []Mount{{Path: "/v", Volume: "left"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaks, err := e.Leaks(t.Context())
+		if err != nil || len(leaks) != 2 {
+			t.Errorf("a container and a volume are there, and Leaks says %q, %v", leaks, err)
+		}
+		if err := run.Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := e.RemoveVolume(t.Context(), "left"); err != nil {
+			t.Error(err)
+		}
+		if leaks, err := e.Leaks(t.Context()); err != nil || len(leaks) > 0 {
+			t.Errorf("all is removed, and Leaks says %q, %v", leaks, err)
+		}
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := e.Run(ctx, &Container{Image: img, NoNetwork: true, Args: []string{"/probe", "http", "GET", "http://127.0.0.1:1/"}})
+		if err == nil {
+			t.Error("it ended before it was cancelled")
+		}
+		if leaks, err := e.Leaks(t.Context()); err != nil || len(leaks) > 0 {
+			t.Errorf("after a cancelled run: %q, %v", leaks, err)
+		}
+	})
+}
+
+// What BuildKit cannot do, a case must not silently do without.
+func TestBuildKitCan(t *testing.T) {
+	b := &bk{}
+	args := []string{"/probe"}
+	for name, c := range map[string]Container{
+		"services":       {},
+		"capabilities":   {Args: args, DropCaps: true},
+		"privileges":     {Args: args, NoNewPrivileges: true},
+		"limits":         {Args: args, Pids: 1},
+		"volumes":        {Args: args, Mounts: []Mount{{Path: "/v", Volume: "v"}}},
+		"writable binds": {Args: args, Mounts: []Mount{{Path: "/v", Host: "/tmp"}}},
+		"tmpfs modes":    {Args: args, Mounts: []Mount{{Path: "/v", Tmpfs: "0700"}}},
+		"runtimes":       {Args: args, Runtime: "runsc"},
+	} {
+		if err := b.Can(&c); err == nil || !strings.Contains(err.Error(), "install podman") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := b.Can(&Container{Args: args, ReadOnly: true, NoNetwork: true, User: "7", Mounts: []Mount{{Path: "/x", Host: "/tmp", ReadOnly: true}, {Path: "/tmp", Tmpfs: "01777"}}}); err != nil {
+		t.Error(err)
+	}
+}
