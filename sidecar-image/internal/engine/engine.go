@@ -258,8 +258,7 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	tmpfs := func(size int64, mode string) string {
 		o := fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
 		if e.podman {
-			// Otherwise it copies what the image has there, and with it the mode: /work
-			// would be root's and closed to the session.
+			// Otherwise podman copies what the image has there into each session.
 			o += ",notmpcopyup"
 		}
 		return o

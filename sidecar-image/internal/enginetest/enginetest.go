@@ -72,6 +72,9 @@ func New(t testing.TB) *Podman {
 		source = built()
 	}
 	if source != "" {
+		if p.cmd("image", "exists", source).Run() == nil {
+			pulled = source
+		}
 		if pulled == "" {
 			out := strings.Fields(p.run(t, "pull", "--quiet", source))
 			pulled = out[len(out)-1] // its id
