@@ -46,6 +46,8 @@ const (
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
 
+const listTries = 20
+
 // Options configure an Engine.
 type Options struct {
 	Host     string // unix:// or tcp:// address of a running engine; empty starts podman
@@ -254,7 +256,12 @@ func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
 // configs is the whole cage.
 func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	tmpfs := func(size int64, mode string) string {
-		return fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
+		o := fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
+		if e.podman {
+			// Otherwise podman copies what the image has there into each session.
+			o += ",notmpcopyup"
+		}
+		return o
 	}
 	cfg := &container.Config{
 		Image:      s.Image,
@@ -365,10 +372,24 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 
 // List returns the containers of one sidecar instance, running or not.
 func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
-	cs, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
-		filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
-	if err != nil {
-		return nil, e.wrap("listing the session containers", err)
+	var cs []container.Summary
+	for try := 1; ; try++ {
+		var err error
+		cs, err = e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
+			filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
+		if err == nil {
+			break
+		}
+		// Podman fails the whole list when any container, of whoever, is removed
+		// while it looks ("container not known").
+		if err = e.wrap("listing the session containers", err); try == listTries || errors.Is(err, ErrUnavailable) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
 	var out []State
 	for _, c := range cs {
