@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -47,6 +48,8 @@ const (
 var ErrUnavailable = errors.New("the container engine does not answer")
 
 const listTries = 20
+
+var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // Options configure an Engine.
 type Options struct {
@@ -384,6 +387,12 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 		// while it looks ("container not known").
 		if err = e.wrap("listing the session containers", err); try == listTries || errors.Is(err, ErrUnavailable) {
 			return nil, err
+		}
+		// It fails for good when a podman was killed between removing a container's
+		// storage and its entry. What our own podman has lost that way is removed.
+		if id := containerID.FindString(err.Error()); try%5 == 0 && e.child != nil && id != "" && strings.Contains(err.Error(), "not known") {
+			e.opts.Log.Warn("removing a container that a killed podman left half removed", "container", id)
+			_ = e.Remove(ctx, id)
 		}
 		select {
 		case <-ctx.Done():
