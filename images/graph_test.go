@@ -270,6 +270,37 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
+// A tmpfs over a session's /work is writable even where it takes the mode of
+// the folder below it.
+func TestSessionHome(t *testing.T) {
+	g := graph(t, "amd64")
+	img, err := g.Family.Image("loomcycle-sandbox-session")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, _, err := g.Image(img, "amd64", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modes := map[string]string{}
+	for _, op := range ops(t, state) {
+		file := op.GetFile()
+		if file == nil || file.Actions[0].GetMkfile() == nil {
+			continue
+		}
+		var finish plan.Finish
+		if json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish) != nil {
+			continue // a file of another kind
+		}
+		for _, d := range finish.Dirs {
+			modes[d.Path] = d.Mode
+		}
+	}
+	if modes["/work"] != "1777" || modes["/work/go"] != "0775" {
+		t.Errorf("modes %v", modes)
+	}
+}
+
 // The contract of IMAGES that is configuration: what an operator relies on.
 func TestConfig(t *testing.T) {
 	f := family(t)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/build"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/smoke"
 )
 
 // Dist builds the whole family for both platforms into dist/, describes, signs and judges it, and smokes what runs here.
@@ -24,7 +25,7 @@ func Dist(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := Smoke(ctx, nil); err != nil {
+	if _, err := smoke.Run(ctx, smoke.Options{Root: ".", Native: true, Getenv: os.Getenv, Out: os.Stdout, Log: os.Stderr}); err != nil {
 		return err
 	}
 	return dist.Summary(os.Stdout, r)

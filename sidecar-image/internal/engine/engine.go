@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -45,6 +46,10 @@ const (
 // ErrUnavailable is wrapped by errors that come of an engine that does not
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
+
+const listTries = 20
+
+var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // Options configure an Engine.
 type Options struct {
@@ -254,7 +259,12 @@ func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
 // configs is the whole cage.
 func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	tmpfs := func(size int64, mode string) string {
-		return fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
+		o := fmt.Sprintf("rw,exec,nosuid,nodev,mode=%s,size=%d", mode, size)
+		if e.podman {
+			// Otherwise podman copies what the image has there into each session.
+			o += ",notmpcopyup"
+		}
+		return o
 	}
 	cfg := &container.Config{
 		Image:      s.Image,
@@ -365,10 +375,30 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 
 // List returns the containers of one sidecar instance, running or not.
 func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
-	cs, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
-		filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
-	if err != nil {
-		return nil, e.wrap("listing the session containers", err)
+	var cs []container.Summary
+	for try := 1; ; try++ {
+		var err error
+		cs, err = e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
+			filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
+		if err == nil {
+			break
+		}
+		// Podman fails the whole list when any container, of whoever, is removed
+		// while it looks ("container not known").
+		if err = e.wrap("listing the session containers", err); try == listTries || errors.Is(err, ErrUnavailable) {
+			return nil, err
+		}
+		// It fails for good when a podman was killed between removing a container's
+		// storage and its entry. What our own podman has lost that way is removed.
+		if id := containerID.FindString(err.Error()); try%5 == 0 && e.child != nil && id != "" && strings.Contains(err.Error(), "not known") {
+			e.opts.Log.Warn("removing a container that a killed podman left half removed", "container", id)
+			_ = e.Remove(ctx, id)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
 	var out []State
 	for _, c := range cs {

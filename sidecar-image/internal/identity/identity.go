@@ -131,9 +131,6 @@ func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
 	return f.keyfunc, nil
 }
 
-// Attested tells whether requests need a signed identity.
-func (a *Authenticator) Attested() bool { return a.keys != nil }
-
 // ErrToken answers a request without a valid bearer token.
 var ErrToken = errors.New("a valid Authorization: Bearer token is required")
 

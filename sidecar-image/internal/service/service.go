@@ -91,7 +91,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 			return nil, err
 		}
 	}
-	t := &tools.Tools{Config: c, Image: im.Resolve, Log: log, Attested: auth.Attested()}
+	t := &tools.Tools{Config: c, Image: im.Resolve, Log: log}
 	bctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	spec, err := t.DefaultSpec(bctx)
@@ -108,7 +108,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 		return t.Sessions.Count()
 	})
 	s.Sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: log, Default: t.DefaultSpec,
-		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, MaxTTL: c.MaxTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
+		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
 		Observe: session.Observer{Opened: t.Metrics.Opened, Closed: t.Metrics.Closed}})
 	if err != nil {
 		return nil, err

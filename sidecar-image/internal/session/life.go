@@ -196,9 +196,21 @@ func (m *Manager) reconcile() {
 	if err != nil {
 		return // an engine that is away says nothing of its containers
 	}
-	running := map[string]bool{}
+	running, strays := map[string]bool{}, map[string]string{}
 	for _, c := range cs {
-		running[c.Labels[engine.LabelSession]] = c.Running
+		id := c.Labels[engine.LabelSession]
+		running[id] = c.Running
+		strays[id] = c.ID
+	}
+	// A record is written before its container is made, so records read after the
+	// list cover it. What they do not, an engine finished for a sidecar that died.
+	if records, err := m.cfg.Store.All(ctx); err == nil {
+		for _, rec := range records {
+			delete(strays, rec.ID)
+		}
+		for id, container := range strays {
+			m.remove(Record{ID: id, Container: container}, nil)
+		}
 	}
 	for _, s := range m.All() {
 		if !running[s.ID] {

@@ -44,7 +44,6 @@ type Limits struct {
 	Sessions     int
 	PerPrincipal int
 	IdleTTL      time.Duration
-	MaxTTL       time.Duration
 	WarmPool     int
 	Opening      int // containers started at once
 }

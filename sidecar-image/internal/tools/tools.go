@@ -25,10 +25,9 @@ type Tools struct {
 	Sessions *session.Manager
 	// Image resolves a reference to what containers are created from, having
 	// checked the operator's policy.
-	Image    func(ctx context.Context, ref string) (engine.Image, error)
-	Metrics  *metrics.Metrics
-	Log      *slog.Logger
-	Attested bool
+	Image   func(ctx context.Context, ref string) (engine.Image, error)
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // Request is what the HTTP layer knows of a call.
