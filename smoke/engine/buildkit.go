@@ -150,7 +150,7 @@ func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	text, err := os.ReadFile(filepath.Join(dir, "out", "report.json"))
 	return &Output{Stdout: text}, err
 }
 
