@@ -73,6 +73,9 @@ func (r *runner) phases(ctx context.Context, t *task, sh *shared) error {
 		if err != nil {
 			return err
 		}
+		if p.Service == nil {
+			c.Args = []string{plan.Probe, "run", plan.File}
+		}
 		if err := r.engine.Can(c); err != nil {
 			if r.asked || spec.Runtime != "" && r.Getenv("CI") != "true" {
 				return errNotRun{err}
@@ -178,7 +181,6 @@ func (r *runner) steps(ctx context.Context, t *task, c *engine.Container, fixtur
 	defer os.RemoveAll(dir)
 	c.Mounts = append(c.Mounts,
 		engine.Mount{Host: dir, Path: plan.Dir, ReadOnly: true})
-	c.Args = []string{plan.Probe, "run", plan.File}
 	out, err := r.engine.Run(ctx, c)
 	if err != nil {
 		return err

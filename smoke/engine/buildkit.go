@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
 	"github.com/moby/buildkit/identity"
@@ -150,7 +149,7 @@ func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	text, err := os.ReadFile(filepath.Join(dir, "out", "report.json"))
 	return &Output{Stdout: text}, err
 }
 
@@ -160,7 +159,7 @@ func (b *bk) image(img *Image, stores map[string]content.Store) (llb.State, erro
 	if img.Layout == "" {
 		return llb.Image(img.Ref), nil
 	}
-	store, err := local.NewStore(img.Layout)
+	store, err := buildkit.OpenStore(img.Layout)
 	if err != nil {
 		return llb.State{}, err
 	}
