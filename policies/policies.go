@@ -113,6 +113,26 @@ func data() (map[string]any, error) {
 			return nil, fmt.Errorf("policies/%s: %w", path.Base(name), err)
 		}
 	}
+	// Every field of an exception is text; YAML takes a bare date for a time.
+	var typed struct {
+		Exceptions []map[string]string `yaml:"exceptions"`
+	}
+	text, err := files.ReadFile("exceptions.yaml")
+	if err != nil {
+		return nil, err
+	}
+	if err := yaml.Unmarshal(text, &typed); err != nil {
+		return nil, fmt.Errorf("policies/exceptions.yaml: %w", err)
+	}
+	list := []any{}
+	for _, e := range typed.Exceptions {
+		fields := map[string]any{}
+		for k, v := range e {
+			fields[k] = v
+		}
+		list = append(list, fields)
+	}
+	out["exceptions"] = list
 	return out, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/cover"
@@ -124,5 +125,19 @@ func TestDecision(t *testing.T) {
 	d, err := Evaluate(t.Context(), Input{Now: "2030-01-01T00:00:00Z"})
 	if err == nil {
 		t.Errorf("a document without a release was judged: %+v", d)
+	}
+}
+
+// A date without quotes is what everyone writes.
+func TestExceptionsAreText(t *testing.T) {
+	d, err := data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range d["exceptions"].([]any) {
+		expires, _ := e.(map[string]any)["expires"].(string)
+		if _, err := time.Parse(time.DateOnly, expires); err != nil {
+			t.Errorf("%v: expires is not a date: %v", e, err)
+		}
 	}
 }
