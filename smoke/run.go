@@ -126,7 +126,7 @@ func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
 		if err := host.Need(ctx, r.Log, "podman", "runc"); err != nil {
 			return nil, err
 		}
-		return engine.Podman(ctx, r.cache)
+		return engine.Podman(ctx, r.cache, r.Log)
 	case "docker":
 		return engine.Docker(ctx)
 	case "buildkit":
@@ -134,7 +134,7 @@ func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
 	case "":
 		missing := host.Need(ctx, r.Log, "podman", "runc")
 		if missing == nil {
-			return engine.Podman(ctx, r.cache)
+			return engine.Podman(ctx, r.cache, r.Log)
 		}
 		if e, err := engine.Docker(ctx); err == nil {
 			return e, nil

@@ -42,8 +42,8 @@ type cli struct {
 
 // Podman is podman with a storage of its own below the cache folder, so that
 // a smoke run sees and leaves nothing of the machine's. Only one run uses it at
-// a time.
-func Podman(ctx context.Context, cache string) (Engine, error) {
+// a time: the others wait.
+func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 	if _, err := exec.LookPath("podman"); err != nil {
 		return nil, fmt.Errorf("podman is not installed (apt-get install podman runc): %w", err)
 	}
@@ -55,7 +55,10 @@ func Podman(ctx context.Context, cache string) (Engine, error) {
 	if ok, err := lock.TryLock(); err != nil {
 		return nil, err
 	} else if !ok {
-		return nil, fmt.Errorf("another smoke run uses %s; wait for it or set LOOMCYCLE_CACHE to another folder", dir)
+		fmt.Fprintf(log, "smoke: waiting for another run that uses %s\n", dir)
+		if _, err := lock.TryLockContext(ctx, 200*time.Millisecond); err != nil {
+			return nil, fmt.Errorf("waiting for another smoke run that uses %s (LOOMCYCLE_CACHE names another folder): %w", dir, err)
+		}
 	}
 	// podman keeps sockets in the run root, whose path must be short.
 	runroot := fmt.Sprintf("%s/loomcycle-smoke-%d-%s", os.TempDir(), os.Getuid(), short(dir))

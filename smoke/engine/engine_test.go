@@ -87,7 +87,7 @@ func podman(t *testing.T) (Engine, *Image) {
 		}
 		t.Skip("podman is not installed")
 	}
-	e, err := Podman(t.Context(), t.TempDir())
+	e, err := Podman(t.Context(), t.TempDir(), t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
@@ -14,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -123,40 +123,32 @@ func uid(context.Context, []string) error {
 }
 
 // zombies is `probe zombies`: it leaves an orphan to PID 1 and demands that
-// it is reaped.
+// it is reaped when it has ended.
 func zombies(ctx context.Context, args []string) error {
-	if len(args) > 0 { // the middle process: start a child and leave it
-		_, err := os.StartProcess("/proc/self/exe", []string{"probe", "uid"}, &os.ProcAttr{Files: []*os.File{nil, nil, nil}})
-		return err
-	}
-	p, err := os.StartProcess("/proc/self/exe", []string{"probe", "zombies", "leave"}, &os.ProcAttr{Files: []*os.File{nil, os.Stdout, os.Stderr}})
-	if err != nil {
-		return err
-	}
-	if _, err := p.Wait(); err != nil {
-		return err
-	}
-	var left []string
-	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
-		left = nil
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if len(args) > 0 { // the process between: start a child, tell its pid and leave it
+		p, err := os.StartProcess("/proc/self/exe", []string{"probe", "uid"}, &os.ProcAttr{})
 		if err != nil {
 			return err
 		}
-		for _, file := range stats {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				continue // it is gone
-			}
-			if i := bytes.LastIndexByte(text, ')'); i > 0 && bytes.HasPrefix(text[i:], []byte(") Z 1 ")) {
-				left = append(left, string(text[:i+1]))
-			}
-		}
-		if len(left) == 0 {
-			return nil
-		}
+		_, err = fmt.Println(p.Pid)
+		return err
 	}
-	return fmt.Errorf("PID 1 leaves its orphans as zombies: %s", strings.Join(left, ", "))
+	out, err := exec.CommandContext(ctx, "/proc/self/exe", "zombies", "leave").Output()
+	if err != nil {
+		return err
+	}
+	stat := filepath.Join("/proc", strings.TrimSpace(string(out)), "stat")
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var last []byte
+	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			return nil // ended and reaped
+		}
+		last = text
+	}
+	return fmt.Errorf("PID 1 does not reap its orphans: %s", last)
 }
 
 // fetch is `probe http METHOD URL [HEADER: VALUE]... [@BODY]`.

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/loomcycle/loomcycle-images/internal/pid1"
 	"github.com/loomcycle/loomcycle-images/runtime/internal/server"
 )
 
@@ -28,6 +29,9 @@ Usage:
 `
 
 func main() {
+	if exit, first := pid1.Run(); first {
+		os.Exit(exit)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout)
