@@ -199,16 +199,27 @@ func (c *Client) upload(ctx context.Context, repo string, b Blob, from []string)
 	q.Set("digest", b.Digest.String())
 	at.RawQuery = q.Encode()
 	if _, err := c.do(ctx, http.MethodPut, at, octets, last, http.StatusCreated, http.StatusNoContent); err != nil {
-		// A session that is unknown or at another offset when it is closed was
-		// lost on the way, or its first closing was answered to nobody.
-		var e *transport.Error
-		if errors.As(err, &e) && (e.StatusCode == http.StatusNotFound || e.StatusCode == http.StatusBadRequest || e.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
+		if lostSession(err) { // perhaps its first closing was answered to nobody
 			return &cutError{err, 0}
 		}
 		return err
 	}
 	c.Pushed.Add(1)
 	return nil
+}
+
+// lostSession tells an upload session that the registry no longer knows, or
+// knows at another offset: a new one may do better.
+func lostSession(err error) bool {
+	var e *transport.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.StatusCode {
+	case http.StatusNotFound, http.StatusBadRequest, http.StatusRequestedRangeNotSatisfiable:
+		return true
+	}
+	return false
 }
 
 func (c *Client) stream(ctx context.Context, at *url.URL, b Blob, content func(int64) func() (io.ReadCloser, int64, error), octets http.Header) (*url.URL, error) {
@@ -221,6 +232,9 @@ func (c *Client) stream(ctx context.Context, at *url.URL, b Blob, content func(i
 		resp, err := c.do(once(ctx), http.MethodPatch, at, header, content(offset), http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
 		if err == nil {
 			return resp.Location()
+		}
+		if lostSession(err) {
+			return nil, &cutError{err, 0}
 		}
 		var e *transport.Error
 		if ctx.Err() != nil || (errors.As(err, &e) && !transient(e.StatusCode)) {

@@ -92,6 +92,12 @@ func (j *journal) remember(m move) {
 	j.Moves = append(j.Moves, m)
 }
 
-func (j *journal) finish() error { return os.Remove(j.file) }
+// finish removes the journal; one that was never saved is no error.
+func (j *journal) finish() error {
+	if err := os.Remove(j.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
 
 func (j *journal) close() { j.hold.Close() }

@@ -222,7 +222,8 @@ func Abort(ctx context.Context, o Options, v Version) (err error) {
 		if err := r.undo(ctx, r.journal.Moves); err != nil {
 			return err
 		}
-		return r.journal.finish()
+		r.done = true
+		return nil
 	})
 }
 
@@ -270,7 +271,8 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 				return errors.Join(err, r.undo(context.WithoutCancel(ctx), moves))
 			}
 		}
-		return r.journal.finish()
+		r.done = true
+		return nil
 	})
 }
 

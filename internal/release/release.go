@@ -55,6 +55,7 @@ type run struct {
 	artifact v1.Hash
 	journal  *journal
 	targets  []*target
+	done     bool // nothing is left for another run: the journal goes with the locks
 }
 
 // Publish pushes, checks and promotes the family in a dist folder. It can be
@@ -104,7 +105,8 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 			return fmt.Errorf("%s: %w", s.name, errors.Join(err, lost(ctx)))
 		}
 	}
-	return r.journal.finish()
+	r.done = true
+	return nil
 }
 
 // lost is why a context was cancelled, when it was not by the caller.
@@ -190,6 +192,10 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 			if t.lock != nil {
 				err = errors.Join(err, t.lock.withdraw(context.WithoutCancel(ctx), t.lock.id))
 			}
+		}
+		if err == nil && r.done {
+			// Last: a run that is killed while it unlocks leaves its claims on record.
+			err = r.journal.finish()
 		}
 		return err
 	}
