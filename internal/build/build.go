@@ -123,6 +123,9 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	if err := b.lock.CheckSignatures(locked); err != nil {
 		return nil, err
 	}
+	if err := b.lock.CheckGroups(b.groups); err != nil {
+		return nil, err
+	}
 	text, err := b.lock.Marshal()
 	if err != nil {
 		return nil, err
@@ -271,13 +274,17 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 			}
 			jobs = append(jobs, buildkit.Job{Name: name + "-" + arch, Platform: platform, Definition: def, Opt: client.SolveOpt{
 				LocalMounts: n.mounts,
-				Session:     []session.Attachable{secretsprovider.FromMap(b.secrets(ctx))},
 			}})
 			variants = append(variants, variant{image: img, arch: arch, layers: layers})
 		}
 	}
 	if b.sources.err != nil {
 		return nil, nil, b.sources.err
+	}
+	secrets := b.secrets(ctx)
+	maps.Copy(secrets, b.sources.secrets)
+	for i := range jobs {
+		jobs[i].Opt.Session = []session.Attachable{secretsprovider.FromMap(secrets)}
 	}
 	for _, n := range nodes {
 		maps.Copy(n.mounts, b.sources.mounts)

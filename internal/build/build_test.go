@@ -3,6 +3,7 @@ package build
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -70,7 +71,12 @@ func prebuilt(t *testing.T) string {
 // daemon starts a BuildKit with a state of its own.
 func daemon(t *testing.T, name string, env map[string]string) *buildkit.Builder {
 	t.Helper()
-	o := buildkit.Options{Getenv: getenv(env), Log: t.Output(), CacheDir: t.TempDir(), Private: name, Root: repo}
+	return daemonTo(t, name, env, t.Output())
+}
+
+func daemonTo(t *testing.T, name string, env map[string]string, log io.Writer) *buildkit.Builder {
+	t.Helper()
+	o := buildkit.Options{Getenv: getenv(env), Log: log, CacheDir: t.TempDir(), Private: name, Root: repo}
 	b, err := buildkit.Connect(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -247,6 +253,40 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 		if got.Images[0].IndexDigest != want.Images[0].IndexDigest {
 			t.Errorf("%s: the index is %s, not %s:\n%+v\n%+v", name, got.Images[0].IndexDigest, want.Images[0].IndexDigest, got, want)
 		}
+	}
+}
+
+// A mirror that asks for a password gets it, and nobody else does: it is in
+// no line of the display and in no file of the result.
+func TestMirrorWithPassword(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	closed := faulty(t, dir, func(w http.ResponseWriter, r *http.Request) bool {
+		if user, password, ok := r.BasicAuth(); ok && user == "who" && password == "open-sesame" {
+			asked++
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="mirror"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	var log strings.Builder
+	o := options(t, daemonTo(t, "password", nil, &log), map[string]string{
+		"DEBIAN_MIRROR": strings.Replace(closed, "://", "://who:open-sesame@", 1), "LOOMCYCLE_SOURCE": "bin:" + prebuilt(t),
+	})
+	o.Log = &log
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if asked == 0 || !strings.Contains(log.String(), "fetch netbase") {
+		t.Errorf("the mirror was asked %d times; the display was\n%s", asked, log.String())
+	}
+	if text := fmt.Sprintf("%s%+v", log.String(), r); strings.Contains(text, "open-sesame") {
+		t.Error("the password is shown")
 	}
 }
 

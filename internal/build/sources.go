@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/moby/buildkit/client/llb"
+	digest "github.com/opencontainers/go-digest"
 	"github.com/tonistiigi/fsutil"
 
 	"github.com/loomcycle/loomcycle-images/images"
@@ -25,13 +26,17 @@ type sources struct {
 	mounts  map[string]fsutil.FS // local mirrors, by the name of their llb.Local
 	local   map[string]llb.State
 
-	known map[string]lock.Source // what the graph holds, by its URL
+	// secrets are the Authorization headers of mirrors with credentials, which
+	// stay out of the graph, by their BuildKit ids.
+	secrets map[string][]byte
+
+	known map[string]lock.Source // what the graph holds, by its URL without credentials
 	moved map[lock.Source]string // where it was found instead
 	err   error
 }
 
 func newSources(m *mirror.Mirrors) *sources {
-	return &sources{mirrors: m, mounts: map[string]fsutil.FS{}, local: map[string]llb.State{},
+	return &sources{mirrors: m, mounts: map[string]fsutil.FS{}, local: map[string]llb.State{}, secrets: map[string][]byte{},
 		known: map[string]lock.Source{}, moved: map[lock.Source]string{}}
 }
 
@@ -46,7 +51,12 @@ func (s *sources) fetch(src lock.Source) images.Located {
 		}
 		at = urls[0]
 	}
-	s.known[at] = src
+	bare, authorization, err := mirror.Credentials(at)
+	if err != nil {
+		s.err = fmt.Errorf("%s: %w", src.Kind.Variable(), err)
+		return images.Located{State: llb.Scratch(), Key: src.Path, Path: src.File()}
+	}
+	s.known[bare] = src
 	name := llb.WithCustomName("fetch " + src.Name)
 	if file, ok := mirror.LocalPath(at); ok {
 		dir, err := s.localMirror(file, src)
@@ -56,8 +66,13 @@ func (s *sources) fetch(src lock.Source) images.Located {
 		return images.Located{Key: at, Path: src.File(), State: llb.Scratch().
 			File(llb.Copy(dir, src.Path, "/"+src.File()), name)}
 	}
-	return images.Located{Key: at, Path: src.File(), State: llb.HTTP(at,
-		llb.Checksum(src.Digest), llb.Filename(src.File()), llb.Chmod(0o644), name)}
+	opts := []llb.HTTPOption{llb.Checksum(src.Digest), llb.Filename(src.File()), llb.Chmod(0o644), name}
+	if authorization != "" {
+		id := "mirror-" + digest.FromString(authorization).Encoded()[:12]
+		s.secrets[id] = []byte(authorization)
+		opts = append(opts, llb.AuthHeaderSecret(id))
+	}
+	return images.Located{Key: bare, Path: src.File(), State: llb.HTTP(bare, opts...)}
 }
 
 // localMirror is the folder of a file: mirror, of which only what is locked
@@ -92,7 +107,7 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 			return false, err
 		}
 		again = true
-		if at != step.Source {
+		if bare, _, err := mirror.Credentials(at); err != nil || bare != step.Source {
 			s.moved[src] = at
 			if err := s.survey(ctx, src.Kind); err != nil {
 				return false, err
