@@ -62,9 +62,18 @@ func (e *Error) Error() string {
 		if i > 0 {
 			s.WriteString(";")
 		}
-		fmt.Fprintf(&s, " step %q failed: %s", f.Name, f.Message)
+		fmt.Fprintf(&s, " step %q failed: %s", f.Name, f.reason())
 	}
 	return s.String()
+}
+
+// reason is what the step said last, which tells more than its exit code.
+func (f FailedStep) reason() string {
+	said := strings.TrimSpace(f.Log)
+	if said == "" {
+		return f.Message
+	}
+	return said[strings.LastIndexByte(said, '\n')+1:]
 }
 
 func (e *Error) Unwrap() error { return e.Err }
