@@ -28,6 +28,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 	"github.com/loomcycle/loomcycle-images/internal/vcs"
@@ -153,6 +154,12 @@ func load(ctx context.Context, o Options) (*builder, error) {
 			return nil, fmt.Errorf("SOURCE_DATE_EPOCH=%q is not a number of seconds since 1970", v)
 		}
 		b.build.Created = time.Unix(seconds, 0)
+	}
+	if b.Getenv("NPM_CONFIG_REGISTRY") == "" && b.Getenv("npm_config_registry") == "" {
+		// npm itself knows which registry this machine uses.
+		if err := host.Need(ctx, b.Log, "npm"); err != nil {
+			return nil, fmt.Errorf("no npm registry is configured: set NPM_CONFIG_REGISTRY, or: %w", err)
+		}
 	}
 	b.sources = newSources(mirror.FromMachine(ctx, b.Getenv))
 	stamp := []string{"-X main.version=" + b.build.Version, "-X main.commit=" + b.build.Revision}

@@ -19,6 +19,7 @@ var packages = map[string]string{
 	"git":                 "git",
 	"mmdebstrap":          "mmdebstrap",
 	"newuidmap":           "uidmap",
+	"npm":                 "npm",
 	"podman":              "podman",
 	"qemu-aarch64-static": "qemu-user-static",
 	"qemu-x86_64-static":  "qemu-user-static",
@@ -31,7 +32,7 @@ var packages = map[string]string{
 
 // Tests are the programs that the project's tests run beside the engines'
 // libraries.
-var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns"}
+var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns"}
 
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the
