@@ -203,7 +203,7 @@ func (g *Graph) node(arch string) (llb.State, error) {
 func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error) {
 	p := plan.Finish{Arch: arch, Epoch: g.Epoch.Unix(), Locale: "C.UTF-8", AptSources: !img.Distroless, Backports: !img.Distroless}
 	p.Database, p.Paths = rules(img.Distroless)
-	uid, gid, err := img.owner()
+	uid, err := img.owner()
 	if err != nil {
 		return llb.State{}, err
 	}
@@ -218,12 +218,9 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 		}
 	}
 	for _, d := range img.Dirs {
-		dir := plan.Dir{Path: path.Join(img.Home, d), Mode: "0755", UID: uid, GID: gid}
-		if !img.Distroless {
-			// Group 0 may write, for engines that start a container under an
-			// arbitrary uid with gid 0.
-			dir.Mode, dir.GID = "0775", 0
-		}
+		// Group 0 may write, for engines that start a container under an
+		// arbitrary uid with gid 0.
+		dir := plan.Dir{Path: path.Join(img.Home, d), Mode: "0775", UID: uid, GID: 0}
 		if d == "." && img.HomeMode != "" {
 			dir.Mode = img.HomeMode
 		}
@@ -248,18 +245,18 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 	return g.out(fmt.Sprintf("finish %s for %s", img.Name, arch), p, mounts, args...)
 }
 
-func (img *Image) owner() (uid, gid int, err error) {
-	u, gr, ok := strings.Cut(img.Config.User, ":")
-	if !ok {
-		return 0, 0, fmt.Errorf("image %s: config.user %q is not uid:gid", img.Name, img.Config.User)
+// owner is the image's user, whose home and caches these are.
+func (img *Image) owner() (uid int, err error) {
+	u, group, ok := strings.Cut(img.Config.User, ":")
+	if ok {
+		if uid, err = strconv.Atoi(u); err == nil {
+			_, err = strconv.Atoi(group)
+		}
 	}
-	if uid, err = strconv.Atoi(u); err == nil {
-		gid, err = strconv.Atoi(gr)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("image %s: config.user %q is not uid:gid in numbers", img.Name, img.Config.User)
 	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("image %s: config.user %q is not uid:gid in numbers: %w", img.Name, img.Config.User, err)
-	}
-	return uid, gid, nil
+	return uid, nil
 }
 
 func (g *Graph) programs(img *Image, programs map[string]llb.State) (llb.State, error) {
