@@ -135,7 +135,7 @@ func (b *bench) daemon(ctx context.Context, name string) (*private, error) {
 		if err != nil {
 			return err
 		}
-		return d.Down(context.WithoutCancel(ctx))
+		return d.Remove(context.WithoutCancel(ctx))
 	}}, nil
 }
 

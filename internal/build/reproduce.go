@@ -48,7 +48,7 @@ func fromNothing(ctx context.Context, o Options, root, cache string, parallelism
 	defer func() {
 		daemon, derr := buildkit.NewDaemon(bk)
 		if derr == nil {
-			derr = daemon.Down(context.WithoutCancel(ctx))
+			derr = daemon.Remove(context.WithoutCancel(ctx))
 		}
 		if cerr := conn.Close(); err == nil {
 			err = derr
