@@ -52,6 +52,10 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if err != nil {
 		return "", err
 	}
+	// For a comparison with a dist of the same commit that was built elsewhere.
+	if err := dist.Summary(log, release); err != nil {
+		return "", err
+	}
 	again, _, err := b.run(ctx, family, build.Options{})
 	if err != nil {
 		return "", err
