@@ -5,6 +5,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -391,8 +392,10 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 		// It fails for good when a podman was killed between removing a container's
 		// storage and its entry. What our own podman has lost that way is removed.
 		if id := containerID.FindString(err.Error()); try%5 == 0 && e.child != nil && id != "" && strings.Contains(err.Error(), "not known") {
-			e.opts.Log.Warn("removing a container that a killed podman left half removed", "container", id)
-			_ = e.Remove(ctx, id)
+			if strings.Contains(err.Error(), "layer not known") {
+				id = e.containerOfLayer(ctx, id)
+			}
+			e.opts.Log.Warn("removing a container that a killed podman left half removed", "container", id, "error", e.Remove(ctx, id))
 		}
 		select {
 		case <-ctx.Done():
@@ -408,6 +411,30 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 		}
 	}
 	return out, nil
+}
+
+// containerOfLayer finds the container whose writable layer podman lost, in the
+// index of podman's storage (containers/storage, containers.json): by then
+// no call of the API tells. It returns the layer itself when there is none.
+func (e *Engine) containerOfLayer(ctx context.Context, layer string) string {
+	info, err := e.api.Info(ctx)
+	if err != nil {
+		return layer
+	}
+	text, err := os.ReadFile(filepath.Join(info.DockerRootDir, info.Driver+"-containers", "containers.json"))
+	if err != nil {
+		return layer
+	}
+	var index []struct{ ID, Layer string }
+	if json.Unmarshal(text, &index) != nil {
+		return layer
+	}
+	for _, c := range index {
+		if c.Layer == layer {
+			return c.ID
+		}
+	}
+	return layer
 }
 
 // Remove kills and removes a container; one that is gone is no error.
