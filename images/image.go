@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
 	"text/template"
 
@@ -197,16 +196,6 @@ func (img *Image) render(f *File) error {
 		f.Mode = "0644"
 	}
 	return nil
-}
-
-// Sorted returns the names of the family's images.
-func (f *Family) Sorted() []string {
-	var names []string
-	for _, img := range f.Images {
-		names = append(names, img.Name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // decode reads a YAML file strictly: a field that nothing reads is an error.

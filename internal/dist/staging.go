@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -271,6 +270,3 @@ func writeFile(name string, v any) error {
 }
 
 func platformString(p ocispec.Platform) string { return p.OS + "/" + p.Architecture }
-
-// Time is an epoch as the OCI specification writes it: RFC 3339, UTC.
-func Time(epoch int64) time.Time { return time.Unix(epoch, 0).UTC() }
