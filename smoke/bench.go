@@ -55,7 +55,7 @@ func Bench(ctx context.Context, o Options) (err error) {
 			if r.Native {
 				continue
 			}
-			if err := host.Binfmt(ctx, r.Log); err != nil {
+			if err := host.Emulate(ctx, r.Log, t.target.arch()); err != nil {
 				return err
 			}
 		}
