@@ -231,8 +231,10 @@ func (r *Report) table(w io.Writer) error {
 
 // Print writes the table, what failed and the slowest cases.
 func (r *Report) Print(w io.Writer) error {
-	if err := r.table(w); err != nil {
-		return err
+	if len(r.Results) > 0 {
+		if err := r.table(w); err != nil {
+			return err
+		}
 	}
 	if slices.ContainsFunc(r.Results, func(res Result) bool { return res.Emulated }) {
 		fmt.Fprintln(w, "*: under QEMU, the cases that are marked for it")
@@ -253,8 +255,10 @@ func (r *Report) Print(w io.Writer) error {
 	for reason, n := range r.reasons() {
 		fmt.Fprintf(w, "\nnot run, %d: %s\n", n, reason)
 	}
-	fmt.Fprintln(w, "\nslowest:")
-	for _, res := range r.slowest() {
+	for i, res := range r.slowest() {
+		if i == 0 {
+			fmt.Fprintln(w, "\nslowest:")
+		}
 		fmt.Fprintf(w, "  %5.1f s  %s on %s, %s\n", res.Seconds, res.Case, short(res.Image), res.where())
 	}
 	if r.Interrupted {
@@ -340,11 +344,10 @@ func (r *Report) markdown(w io.Writer) error {
 	if r.Interrupted {
 		fmt.Fprintf(w, "\n**interrupted** after %d of %d cases\n", len(r.Results), r.Cases)
 	}
-	fmt.Fprint(w, "\nSlowest: ")
 	for i, res := range r.slowest() {
-		fmt.Fprintf(w, "%s%s on %s, %s %.1f s", []string{"", "; "}[min(i, 1)], res.Case, short(res.Image), res.where(), res.Seconds)
+		fmt.Fprintf(w, "%s%s on %s, %s %.1f s", []string{"\nSlowest: ", "; "}[min(i, 1)], res.Case, short(res.Image), res.where(), res.Seconds)
 	}
-	_, err := fmt.Fprintf(w, ".\n\n%.0f s with %s\n", r.Seconds, cmp.Or(r.Engine, "no engine"))
+	_, err := fmt.Fprintf(w, "\n\n%.0f s with %s\n", r.Seconds, cmp.Or(r.Engine, "no engine"))
 	return err
 }
 

@@ -167,11 +167,10 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 	}
 	report.Cases = len(tasks)
 	if slices.ContainsFunc(tasks, func(t *task) bool { return !t.c.Structure }) {
-		end, err := r.prepare(ctx, tasks)
-		if err != nil {
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		if err := r.prepare(ctx, tasks); err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, end()) }()
 		report.Engine = r.engine.Name()
 	}
 	r.work(ctx, tasks, report)
@@ -188,37 +187,33 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 	return report, nil
 }
 
-// prepare makes what tasks with containers need; end takes it away.
-func (r *runner) prepare(ctx context.Context, tasks []*task) (end func() error, err error) {
+// prepare makes what tasks with containers need, and close takes it away.
+func (r *runner) prepare(ctx context.Context, tasks []*task) (err error) {
 	if r.scratch, err = os.MkdirTemp("", "smoke-*"); err != nil {
-		return nil, err
+		return err
 	}
-	end = func() (err error) {
-		if r.engine != nil {
-			err = r.engine.Close(ctx)
-		}
-		return errors.Join(err, os.RemoveAll(r.scratch))
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, end())
-		}
-	}()
-	if err = os.Chmod(r.scratch, 0o755); err != nil { // containers' uids pass through it
-		return nil, err
+	if err := os.Chmod(r.scratch, 0o755); err != nil { // containers' uids pass through it
+		return err
 	}
 	if r.engine, err = r.openEngine(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	for _, t := range tasks {
 		if !t.emulated() {
 			continue
 		}
-		if err = host.Emulate(ctx, r.Log, t.target.arch()); err != nil {
-			return nil, err
+		if err := host.Emulate(ctx, r.Log, t.target.arch()); err != nil {
+			return err
 		}
 	}
-	return end, r.compileProbes(ctx, tasks)
+	return r.compileProbes(ctx, tasks)
+}
+
+func (r *runner) close(ctx context.Context) (err error) {
+	if r.engine != nil {
+		err = r.engine.Close(ctx)
+	}
+	return errors.Join(err, os.RemoveAll(r.scratch))
 }
 
 // leaks lists what is still there when all cases have ended: containers and

@@ -63,10 +63,9 @@ func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 			return nil, fmt.Errorf("waiting for another smoke run that uses %s (LOOMCYCLE_CACHE names another folder): %w", dir, err)
 		}
 	}
-	// podman keeps sockets in the run root, whose path must be short.
-	runroot := fmt.Sprintf("%s/loomcycle-smoke-%d-%s", os.TempDir(), os.Getuid(), short(dir))
+	storage, runroot := Storage(cache)
 	e := &cli{program: "podman", lock: lock,
-		global: []string{"--root", filepath.Join(dir, "storage"), "--runroot", runroot, "--tmpdir", filepath.Join(runroot, "tmp"), "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=none"}}
+		global: []string{"--root", storage, "--runroot", runroot, "--tmpdir", filepath.Join(runroot, "tmp"), "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=none"}}
 	// crun refuses the hybrid of cgroup v1 and v2; runc does not.
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
 		if path, err := exec.LookPath("runc"); err == nil {
@@ -74,6 +73,18 @@ func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 		}
 	}
 	return e.start(ctx)
+}
+
+// Storage is where the podman of smoke runs keeps its images and volumes, and
+// what it needs while it runs: `podman --root ROOT --runroot RUN` sees them.
+func Storage(cache string) (root, run string) {
+	dir := filepath.Join(cache, "smoke", "podman")
+	// podman keeps sockets in the run root, and refuses a path that is too long for them.
+	run = fmt.Sprintf("%s/loomcycle-smoke-%d-%s", os.TempDir(), os.Getuid(), short(dir))
+	if len(run) > 50 {
+		run = filepath.Join("/tmp", filepath.Base(run))
+	}
+	return filepath.Join(dir, "storage"), run
 }
 
 // Docker is the docker engine that the docker command reaches.
