@@ -69,6 +69,8 @@ type Config struct {
 	WorkspaceHost string
 	WorkspaceMB   int64
 
+	Traces string // any endpoint; the OpenTelemetry SDK reads the variables itself
+
 	RunStatusURL      string
 	RunStatusToken    string
 	RunStatusInterval time.Duration
@@ -149,6 +151,9 @@ var Vars = []Var{
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", str(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
 	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval })},
+
+	{"OTEL_EXPORTER_OTLP_ENDPOINT", "", "where to send OpenTelemetry traces, as OTLP over HTTP; with none of the two there are no traces. OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and the others of the specification are read too", str(func(c *Config) *string { return &c.Traces })},
+	{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "the same, as the full URL of traces", str(func(c *Config) *string { return &c.Traces })},
 }
 
 // Load reads the configuration through getenv, which is os.Getenv outside of

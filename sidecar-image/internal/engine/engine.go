@@ -24,6 +24,7 @@ import (
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
 	"github.com/docker/go-units"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 )
 
 // Labels of a session container. Each has the prefix so that an operator can
@@ -64,6 +65,7 @@ type Options struct {
 	NoFile   int64  // hard and soft limit of open files
 	NProc    int64  // hard and soft limit of processes of the session uid, over all its containers
 	Log      *slog.Logger
+	Trace    []otelhttp.Option
 }
 
 // Engine is a connection to a container engine.
@@ -115,7 +117,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 		e.child, host = c, "unix://"+opts.Socket
 	}
-	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTraceOptions(opts.Trace...))
 	if err != nil {
 		e.Close()
 		return nil, fmt.Errorf("engine address %q: %w", host, err)

@@ -129,6 +129,7 @@ func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
 	if err != nil {
 		return nil, out, err
 	}
+	c.session = s.ID
 	out.SessionID, out.WorkspacePath, out.Network, out.ExpiresAt = s.ID, workPath, s.Network, stamp(s.Expires())
 	out.Workspace, out.Persistent = s.Workspace, s.Workspace != ""
 	return nil, out, nil
@@ -146,7 +147,7 @@ type closeOut struct {
 // closeOne answers the same whether the session was open, closed, another's or
 // never there.
 func closeOne(_ context.Context, c *call, in idIn) (*result, closeOut, error) {
-	if s, err := c.Sessions.Get(c.who, in.SessionID); err == nil {
+	if s, err := c.get(in.SessionID); err == nil {
 		c.Sessions.CloseSession(s, "closed")
 	}
 	return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
@@ -182,7 +183,7 @@ type touchOut struct {
 }
 
 func touch(_ context.Context, c *call, in idIn) (*result, touchOut, error) {
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, touchOut{}, err
 	}

@@ -45,7 +45,7 @@ var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
 func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) {
 	var out execOut
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
@@ -226,7 +226,7 @@ func inWork(path string) (string, error) {
 
 func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) {
 	var out writeOut
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
@@ -292,7 +292,7 @@ type readOut struct {
 
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
