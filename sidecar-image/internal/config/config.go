@@ -115,7 +115,7 @@ var Vars = []Var{
 	{"SANDBOX_IMAGE", "", "session image, best by digest; required", str(func(c *Config) *string { return &c.Image })},
 	{"SANDBOX_IMAGES", "", "further images that sandbox_open may name, NAME=REFERENCE separated by commas", images},
 	{"SANDBOX_IMAGE_PULL", "missing", "missing pulls an image that the engine does not have, never refuses it", oneOf(func(c *Config) *string { return &c.Pull }, "missing", "never")},
-	{"SANDBOX_IMAGE_POLICY", "", "file of public keys (PEM); a session image must be signed by one of them (cosign sign --key) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
+	{"SANDBOX_IMAGE_POLICY", "", "file of who may sign session images: public keys in PEM, or YAML with keys and identities; one of them must have signed an image (cosign sign) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
 
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
 	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -217,8 +218,8 @@ func (e *Engine) wrap(doing string, err error) error {
 
 // Image is a session image in the engine's store.
 type Image struct {
-	ID     string // what containers are created from
-	Digest string // of the manifest, when the engine knows one
+	ID      string   // what containers are created from
+	Digests []string // of the manifest and of its index, as far as the engine knows them
 }
 
 // ResolveImage finds ref in the engine's store, pulling it first when it is
@@ -242,9 +243,13 @@ func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image
 	}
 	img := Image{ID: got.ID}
 	if _, d, ok := strings.Cut(ref, "@"); ok {
-		img.Digest = d
-	} else if len(got.RepoDigests) > 0 {
-		_, img.Digest, _ = strings.Cut(got.RepoDigests[0], "@")
+		img.Digests = []string{d}
+		return img, nil
+	}
+	for _, known := range got.RepoDigests {
+		if _, d, ok := strings.Cut(known, "@"); ok && !slices.Contains(img.Digests, d) {
+			img.Digests = append(img.Digests, d)
+		}
 	}
 	return img, nil
 }

@@ -13,21 +13,27 @@ import (
 // warm is a container that waits for its session. Its agent has not been
 // greeted, so nothing runs in it and its environment is still open.
 type warm struct {
-	rec Record
-	rw  io.ReadWriteCloser
+	rec   Record
+	rw    io.ReadWriteCloser
+	image string // its id
 }
 
-// takeWarm takes a container from the pool and asks for another in its place.
-func (m *Manager) takeWarm() (warm, bool) {
+// takeWarm takes a container of an image from the pool and asks for another in
+// its place. Those of an image that the name no longer stands for are removed.
+func (m *Manager) takeWarm(image string) (warm, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.pool) == 0 {
-		return warm{}, false
+	for len(m.pool) > 0 {
+		w := m.pool[0]
+		m.pool = m.pool[1:]
+		if w.image == image {
+			m.wg.Go(m.fill)
+			return w, true
+		}
+		w.rw.Close()
+		m.remove(w.rec, nil)
 	}
-	w := m.pool[0]
-	m.pool = m.pool[1:]
-	m.wg.Go(m.fill)
-	return w, true
+	return warm{}, false
 }
 
 // fill starts containers until the pool is full, one at a time, so that it

@@ -90,11 +90,9 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES)", in.Image)
 		}
 	}
-	img, err := t.Image(ctx, ref)
-	if err != nil {
+	if spec.Image, err = t.Image(ctx, ref); err != nil {
 		return spec, 0, err
 	}
-	spec.Image = img.ID
 	return spec, time.Duration(seconds) * time.Second, nil
 }
 

@@ -26,7 +26,7 @@ type Tools struct {
 	Sessions *session.Manager
 	// Image resolves a reference to what containers are created from, having
 	// checked the operator's policy.
-	Image   func(ctx context.Context, ref string) (engine.Image, error)
+	Image   func(ctx context.Context, ref string) (id string, err error)
 	Metrics *metrics.Metrics
 	Tracing *tracing.Tracing
 	Log     *slog.Logger
