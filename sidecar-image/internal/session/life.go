@@ -97,9 +97,7 @@ func (m *Manager) adopt(ctx context.Context) error {
 			m.remove(rec, nil)
 			continue
 		}
-		if rec.LastUsed.After(now) { // the clock was set back
-			rec.LastUsed = now
-		}
+		rec = atNow(rec, now)
 		s := &Session{Record: rec, m: m, lastUsed: rec.LastUsed, saved: rec.LastUsed}
 		if rec.Workspace != "" && m.cfg.Workspaces != nil {
 			if s.held, err = m.cfg.Workspaces.Take(rec.Principal, rec.Workspace); err != nil {
@@ -122,6 +120,17 @@ func (m *Manager) adopt(ctx context.Context) error {
 	}
 	m.wg.Go(m.reach)
 	return nil
+}
+
+// atNow puts a record's times on the clock of this process: now and what is
+// made of it hold a monotonic reading, which no later jump of the wall clock
+// touches. One that was set back since they were written makes nothing live longer
+// than it was to.
+func atNow(rec Record, now time.Time) Record {
+	left := min(rec.Deadline.Sub(now), rec.Deadline.Sub(rec.Created))
+	rec.Deadline = now.Add(left)
+	rec.LastUsed = now.Add(-max(0, now.Sub(rec.LastUsed)))
+	return rec
 }
 
 // reach connects to the adopted sessions: that also ends the commands whose
