@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,9 +18,12 @@ import (
 func image(t *testing.T, p *enginetest.Podman, name string) string {
 	t.Helper()
 	dist(t)
-	out, err := p.Command("pull", "--quiet", "oci:../../dist/oci:"+name).Output()
+	var stderr bytes.Buffer
+	cmd := p.Command("pull", "--quiet", "oci:"+abs(t, "../../dist/oci")+":"+name)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("pulling %s out of dist: %v", name, err)
+		t.Fatalf("pulling %s out of dist: %v\n%s", name, err, stderr.String())
 	}
 	words := strings.Fields(string(out))
 	return words[len(words)-1]
