@@ -85,8 +85,8 @@ func TestNestedImage(t *testing.T) {
 	p := enginetest.New(t)
 	p.Options(t, "runc")
 	builder := image(t, p, "loomcycle-builder")
-	storage, workspaces := "loomcycle-test-storage", "loomcycle-test-workspaces"
-	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", storage, workspaces).Run() })
+	storage := "loomcycle-test-storage"
+	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", storage).Run() })
 	// Sixty seconds the first time; the README does the same.
 	fill := p.Command("--runtime", "runc", "run", "--rm", "--privileged", "--network", "none", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384",
 		"--volume", storage+":/var/lib/containers", "--volume", abs(t, "../../dist")+":/dist:ro", "--entrypoint", "/bin/sh", builder, "-c",
@@ -99,7 +99,8 @@ func TestNestedImage(t *testing.T) {
 			if rt != "runc" {
 				p.Options(t, rt) // what the host's kernel and cgroups refuse outside they refuse inside
 			}
-			address := freePort(t)
+			address, workspaces := freePort(t), "loomcycle-test-workspaces-"+rt
+			t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", workspaces).Run() })
 			b := box(t, p, address, "--privileged", "--cgroupns", "host", "--tmpfs", "/run", "--publish", address+":9000",
 				"--env", "SANDBOX_IMAGE=localhost/session:test", "--env", "SANDBOX_IMAGE_PULL=never", "--env", "SANDBOX_RUNTIME="+rt,
 				"--env", "SANDBOX_WORKSPACE_ROOT=/var/lib/loomcycle-workspaces", "--volume", workspaces+":/var/lib/loomcycle-workspaces",
