@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -395,6 +396,47 @@ func TestStockCosignVerifies(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestTagSchemeIsFinished is a run that was killed after the first of three
+// attestations, the run that finishes it, and one that finds nothing to do.
+func TestTagSchemeIsFinished(t *testing.T) {
+	folder, _, r, s, _ := family(t)
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Distribution), []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, subject := signing.Layout(filepath.Join(folder, "oci")), hash(t, image.Platforms[0].Digest)
+	put(t, c, l, "toolbox", subject)
+	bundles, err := signing.Bundles(t.Context(), l, subject)
+	if err != nil || len(bundles) != len(signing.OnVariant) {
+		t.Fatalf("%d bundles, %v", len(bundles), err)
+	}
+	var digests []v1.Hash
+	slices.SortFunc(bundles, func(a, b signing.Attachment) int {
+		return slices.Index(signing.OnVariant, a.PredicateType) - slices.Index(signing.OnVariant, b.PredicateType)
+	})
+	for _, run := range []struct{ bundles, attested int }{{2, 1}, {4, 3}, {4, 3}} {
+		if err := s.Legacy(t.Context(), c, "toolbox", subject, bundles[:run.bundles]); err != nil {
+			t.Fatal(err)
+		}
+		m, h, err := c.Fetch(t.Context(), "toolbox", subject.Algorithm+"-"+subject.Hex+".att")
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := v1.ParseManifest(bytes.NewReader(m.Raw))
+		if err != nil || len(parsed.Layers) != run.attested {
+			t.Errorf("%d bundles gave %d attestations, want %d (%v)", run.bundles, len(parsed.Layers), run.attested, err)
+		}
+		digests = append(digests, h)
+	}
+	if digests[1] != digests[2] {
+		t.Error("a finished set of attestations was written again")
 	}
 }
 
