@@ -2,10 +2,13 @@ package signing_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -25,6 +28,7 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
 
@@ -122,21 +126,57 @@ func chain(t *testing.T, text []byte) []*x509.Certificate {
 	return all
 }
 
-// TestKeyless signs with certificates of a real Fulcio and timestamps of a real
-// timestamp authority, both on loopback, for tokens of an issuer on loopback.
-// Rekor needs a database server and is not part of it: the trusted root names
-// no log, and entries in Rekor are left untested.
+// logKey makes a transparency log's key: its file, and how a trusted root names
+// the log (RFC 6962, 3.2; Rekor 2 does the same for ECDSA).
+func logKey(t *testing.T, url string) (file string, log *root.TransparencyLog, id string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "log.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(public)
+	return file, &root.TransparencyLog{BaseURL: url, ID: sum[:], ValidityPeriodStart: time.Now().Add(-time.Hour), ValidityPeriodEnd: time.Now().Add(time.Hour),
+		HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: key.Public()}, hex.EncodeToString(sum[:])
+}
+
+// TestKeyless signs with certificates of a real Fulcio, logged in a real
+// certificate transparency log, with timestamps of a real timestamp authority
+// and entries in a real Rekor 2, all on loopback, for tokens of an issuer on
+// loopback; and in a private sigstore that has neither log. The release is
+// verified by this package and by stock cosign.
 func TestKeyless(t *testing.T) {
 	fulcio := tool(t, "sigstore", "fulcio", "", "github.com/sigstore/fulcio")
 	tsa := tool(t, "sigstore", "timestamp-server", "", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
+	rekor := tool(t, "sigstore", "rekor-server", "", "github.com/sigstore/rekor-tiles/v2/cmd/rekor-server/posix")
+	ctlog := tool(t, "sigstore", "tesseract", "", "github.com/transparency-dev/tesseract/cmd/tesseract/posix")
 	iss, token := issuer(t)
-	config := filepath.Join(t.TempDir(), "fulcio.yaml")
-	if err := os.WriteFile(config, []byte(fmt.Sprintf("oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss)), 0o644); err != nil {
-		t.Fatal(err)
+	write := func(name string, text []byte) string {
+		file := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
 	}
-	port, tport := freePort(t), freePort(t)
-	fulcioURL, tsaURL := "http://127.0.0.1:"+port, "http://127.0.0.1:"+tport
-	bundle := service(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", "", "--config-path", config,
+	address := func() (port, url string) { port = freePort(t); return port, "http://127.0.0.1:" + port }
+	port, fulcioURL := address()
+	tport, tsaURL := address()
+	rport, rekorURL := address()
+	cport, ctURL := address()
+
+	config := write("fulcio.yaml", fmt.Appendf(nil, "oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss))
+	bundle := service(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
 		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", freePort(t), "--metrics-port", freePort(t),
 		"--legacy-unix-domain-socket", filepath.Join(t.TempDir(), "s"))
 	var trustBundle struct {
@@ -147,71 +187,132 @@ func TestKeyless(t *testing.T) {
 	}
 	ca := chain(t, []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n")))
 	stamps := chain(t, service(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
-	long := func() (time.Time, time.Time) { return time.Now().Add(-time.Hour), time.Now().Add(time.Hour) }
-	from, to := long()
-	trusted, err := root.NewTrustedRoot(root.TrustedRootMediaType01,
-		[]root.CertificateAuthority{&root.FulcioCertificateAuthority{Root: ca[len(ca)-1], Intermediates: ca[:len(ca)-1], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: fulcioURL}}, nil,
-		[]root.TimestampingAuthority{&root.SigstoreTimestampingAuthority{Root: stamps[len(stamps)-1], Intermediates: stamps[1 : len(stamps)-1], Leaf: stamps[0], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: tsaURL}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rootFile, signFile := filepath.Join(t.TempDir(), "trusted_root.json"), filepath.Join(t.TempDir(), "signing_config.json")
-	text, err := trusted.MarshalJSON()
-	if err == nil {
-		err = os.WriteFile(rootFile, text, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	service := func(url string) string {
-		return fmt.Sprintf(`[{"url":%q,"majorApiVersion":1,"validFor":{"start":"2020-01-01T00:00:00Z"},"operator":"test"}]`, url)
-	}
-	signing1 := fmt.Sprintf(`{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json","caUrls":%s,"tsaUrls":%s,"tsaConfig":{"selector":"ANY"},"rekorTlogConfig":{"selector":"ANY"}}`,
-		service(fulcioURL), service(tsaURL+"/api/v1/timestamp"))
-	if err := os.WriteFile(signFile, []byte(signing1), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	env := map[string]string{"SIGSTORE_ID_TOKEN": token("release@example.test"), "SIGSTORE_SIGNING_CONFIG": signFile, "SIGSTORE_TRUSTED_ROOT": rootFile,
-		"COSIGN_IDENTITY": `^release@example\.test$`, "COSIGN_ISSUER": iss}
-	getenv := func(k string) string { return env[k] }
-	folder := filepath.Join(t.TempDir(), "dist")
-	r, err := disttest.Small("1.0.0").Write(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := signing.Open(t.Context(), signing.FromEnv(getenv, t.TempDir()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := signing.SignFamily(t.Context(), folder, r, s); err != nil {
-		t.Fatal(err)
-	}
-	l := signing.Layout(filepath.Join(folder, "oci"))
-	verify := func() error {
-		c, err := signing.TrustFromEnv(getenv, t.TempDir())
+	ctKey, ct, ctID := logKey(t, ctURL)
+	service(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
+		"--roots_pem_file", write("roots.pem", []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n"))), "--enable_publication_awaiter=false")
+	rekorKey, transparency, rekorID := logKey(t, rekorURL)
+	service(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freePort(t), "--http-metrics-port", freePort(t), "--hostname", "127.0.0.1",
+		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
+
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	type logs = map[string]*root.TransparencyLog
+	trustedRoot := func(ctLogs, rekorLogs logs) string {
+		r, err := root.NewTrustedRoot(root.TrustedRootMediaType01,
+			[]root.CertificateAuthority{&root.FulcioCertificateAuthority{Root: ca[len(ca)-1], Intermediates: ca[:len(ca)-1], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: fulcioURL}}, ctLogs,
+			[]root.TimestampingAuthority{&root.SigstoreTimestampingAuthority{Root: stamps[len(stamps)-1], Intermediates: stamps[1 : len(stamps)-1], Leaf: stamps[0], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: tsaURL}}, rekorLogs)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		trust, err := signing.NewTrust(t.Context(), c)
+		text, err := r.MarshalJSON()
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		_, _, err = signing.VerifyImage(t.Context(), l, hash(t, r.Images[0].IndexDigest), trust)
-		return err
+		return write("trusted_root.json", text)
 	}
-	if err := verify(); err != nil {
-		t.Fatal(err)
+	service := func(url string, version int) string {
+		return fmt.Sprintf(`[{"url":%q,"majorApiVersion":%d,"validFor":{"start":"2020-01-01T00:00:00Z"},"operator":"test"}]`, url, version)
 	}
-	env["COSIGN_IDENTITY"] = `^someone@example\.test$`
-	if err := verify(); err == nil || !strings.Contains(err.Error(), "not signed by identity") {
-		t.Errorf("another identity: %v", err)
+	signingConfig := func(more string) string {
+		return write("signing_config.json", fmt.Appendf(nil, `{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json","caUrls":%s,"tsaUrls":%s,"tsaConfig":{"selector":"ANY"},"rekorTlogConfig":{"selector":"ANY"}%s}`,
+			service(fulcioURL, 1), service(tsaURL+"/api/v1/timestamp", 1), more))
 	}
-	env["COSIGN_IDENTITY"], env["COSIGN_ISSUER"] = `^release@example\.test$`, "https://other.example.test"
-	if err := verify(); err == nil {
-		t.Error("another issuer verifies")
-	}
-	index, err := os.ReadFile(filepath.Join(string(l), "index.json"))
-	if err != nil || bytes.Contains(index, []byte(env["SIGSTORE_ID_TOKEN"])) {
-		t.Errorf("the layout: %v", err)
+	_, otherCT, _ := logKey(t, ctURL)
+	otherCT.ID = ct.ID
+	_, otherRekor, _ := logKey(t, rekorURL)
+	otherRekor.ID = transparency.ID
+
+	for _, c := range []struct {
+		name, config, root string
+		strangers          map[string]string // trusted roots that must not do
+	}{
+		{"with both logs", signingConfig(`,"rekorTlogUrls":` + service(rekorURL, 2)), trustedRoot(logs{ctID: ct}, logs{rekorID: transparency}), map[string]string{
+			"another Rekor":                        trustedRoot(logs{ctID: ct}, logs{rekorID: otherRekor}),
+			"another certificate transparency log": trustedRoot(logs{ctID: otherCT}, logs{rekorID: transparency}),
+		}},
+		{"without logs", signingConfig(""), trustedRoot(nil, nil), map[string]string{
+			"a root that asks for Rekor": trustedRoot(logs{ctID: ct}, logs{rekorID: transparency}),
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			env := map[string]string{"SIGSTORE_ID_TOKEN": token("release@example.test"), "SIGSTORE_SIGNING_CONFIG": c.config, "SIGSTORE_TRUSTED_ROOT": c.root,
+				"COSIGN_IDENTITY": `^release@example\.test$`, "COSIGN_ISSUER": iss}
+			getenv := func(k string) string { return env[k] }
+			folder := filepath.Join(t.TempDir(), "dist")
+			r, err := disttest.Small("1.0.0").Write(folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := signing.Open(t.Context(), signing.FromEnv(getenv, t.TempDir()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := signing.SignFamily(t.Context(), folder, r, s); err != nil {
+				t.Fatal(err)
+			}
+			l := signing.Layout(filepath.Join(folder, "oci"))
+			verify := func() error {
+				c, err := signing.TrustFromEnv(getenv, t.TempDir())
+				if err != nil {
+					return err
+				}
+				trust, err := signing.NewTrust(t.Context(), c)
+				if err != nil {
+					return err
+				}
+				_, _, err = signing.VerifyImage(t.Context(), l, hash(t, r.Images[0].IndexDigest), trust)
+				return err
+			}
+			if err := verify(); err != nil {
+				t.Fatal(err)
+			}
+			for name, file := range c.strangers {
+				env["SIGSTORE_TRUSTED_ROOT"] = file
+				if err := verify(); err == nil || !strings.Contains(err.Error(), "not signed by identity") {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			env["SIGSTORE_TRUSTED_ROOT"] = c.root
+			env["COSIGN_IDENTITY"] = `^someone@example\.test$`
+			if err := verify(); err == nil || !strings.Contains(err.Error(), "not signed by identity") {
+				t.Errorf("another identity: %v", err)
+			}
+			env["COSIGN_IDENTITY"], env["COSIGN_ISSUER"] = `^release@example\.test$`, "https://other.example.test"
+			if err := verify(); err == nil {
+				t.Error("another issuer verifies")
+			}
+			index, err := os.ReadFile(filepath.Join(string(l), "index.json"))
+			if err != nil || bytes.Contains(index, []byte(env["SIGSTORE_ID_TOKEN"])) {
+				t.Errorf("the layout: %v", err)
+			}
+			if c.name == "without logs" {
+				return // cosign's commands want a switch for each
+			}
+			ref := push(t, folder, r, registrytest.Start(t, registrytest.Referrers), nil)["toolbox"]
+			image, err := r.Image("toolbox")
+			if err != nil {
+				t.Fatal(err)
+			}
+			platform := ref[:strings.Index(ref, "@")+1] + image.Platforms[0].Digest.String()
+			for _, major := range []string{"2", "3"} {
+				for _, args := range [][]string{{"verify", ref}, {"verify", platform}, {"verify-attestation", "--type", "spdxjson", platform}, {"verify-attestation", "--type", "slsaprovenance1", platform}} {
+					last := len(args) - 1
+					ref := args[last]
+					args := args[:last:last]
+					if major == "2" { // a Rekor 2 entry has no time of its own
+						args = append(args, "--use-signed-timestamps")
+					}
+					cosigned := func(identity string) (string, error) {
+						return run(t, []string{"HOME=" + t.TempDir(), "TUF_ROOT=" + t.TempDir()}, cosign(t, major),
+							append(args, "--certificate-identity-regexp", identity, "--certificate-oidc-issuer", iss, "--trusted-root", c.root, ref)...)
+					}
+					if out, err := cosigned(`^release@example\.test$`); err != nil {
+						t.Errorf("cosign %s %v: %v\n%s", major, args, err, out)
+					}
+					if out, err := cosigned(`^someone@example\.test$`); err == nil {
+						t.Errorf("cosign %s %v: another identity verifies\n%s", major, args, out)
+					}
+				}
+			}
+		})
 	}
 }
