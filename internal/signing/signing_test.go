@@ -2,6 +2,11 @@ package signing_test
 
 import (
 	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -13,6 +18,7 @@ import (
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
@@ -236,6 +242,48 @@ func TestKeyErrorsSayWhichVariable(t *testing.T) {
 	_, err := signing.Open(t.Context(), signing.Config{Key: filepath.Join(t.TempDir(), "none.key")})
 	if err == nil || !strings.Contains(err.Error(), "COSIGN_KEY") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestKMS signs and verifies by a KMS URI, with sigstore's provider that keeps
+// its key in memory: what is tested is the way of a URI, not a cloud.
+func TestKMS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(key))
+	getenv := func(k string) string { return map[string]string{"COSIGN_KEY": "fakekms://key"}[k] }
+	s, err := signing.Open(ctx, signing.FromEnv(getenv, t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "dist")
+	r, err := disttest.Small("1.0.0").Write(folder)
+	if err == nil {
+		_, err = signing.SignFamily(ctx, folder, r, s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := signing.TrustFromEnv(getenv, t.TempDir())
+	if err != nil || config.Key != "fakekms://key" {
+		t.Fatalf("trusted is %+v, %v", config, err)
+	}
+	verify := func(ctx context.Context) error {
+		trust, err := signing.NewTrust(ctx, config)
+		if err == nil {
+			_, _, err = signing.VerifyImage(ctx, signing.Layout(filepath.Join(folder, "oci")), hash(t, r.Images[0].IndexDigest), trust)
+		}
+		return err
+	}
+	if err := verify(ctx); err != nil {
+		t.Error(err)
+	}
+	if other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Error(err)
+	} else if err := verify(context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(other))); err == nil {
+		t.Error("another key of the KMS verifies")
 	}
 }
 
