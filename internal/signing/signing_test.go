@@ -2,16 +2,23 @@ package signing_test
 
 import (
 	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
@@ -238,6 +245,48 @@ func TestKeyErrorsSayWhichVariable(t *testing.T) {
 	}
 }
 
+// TestKMS signs and verifies by a KMS URI, with sigstore's provider that keeps
+// its key in memory: what is tested is the way of a URI, not a cloud.
+func TestKMS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(key))
+	getenv := func(k string) string { return map[string]string{"COSIGN_KEY": "fakekms://key"}[k] }
+	s, err := signing.Open(ctx, signing.FromEnv(getenv, t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "dist")
+	r, err := disttest.Small("1.0.0").Write(folder)
+	if err == nil {
+		_, err = signing.SignFamily(ctx, folder, r, s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := signing.TrustFromEnv(getenv, t.TempDir())
+	if err != nil || config.Key != "fakekms://key" {
+		t.Fatalf("trusted is %+v, %v", config, err)
+	}
+	verify := func(ctx context.Context) error {
+		trust, err := signing.NewTrust(ctx, config)
+		if err == nil {
+			_, _, err = signing.VerifyImage(ctx, signing.Layout(filepath.Join(folder, "oci")), hash(t, r.Images[0].IndexDigest), trust)
+		}
+		return err
+	}
+	if err := verify(ctx); err != nil {
+		t.Error(err)
+	}
+	if other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Error(err)
+	} else if err := verify(context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(other))); err == nil {
+		t.Error("another key of the KMS verifies")
+	}
+}
+
 // cosign builds the real command line tool of a major version.
 func cosign(t *testing.T, major string) string {
 	return tool(t, "cosign"+major, "cosign"+major, "", "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
@@ -395,6 +444,47 @@ func TestStockCosignVerifies(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestTagSchemeIsFinished is a run that was killed after the first of three
+// attestations, the run that finishes it, and one that finds nothing to do.
+func TestTagSchemeIsFinished(t *testing.T) {
+	folder, _, r, s, _ := family(t)
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Distribution), []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, subject := signing.Layout(filepath.Join(folder, "oci")), hash(t, image.Platforms[0].Digest)
+	put(t, c, l, "toolbox", subject)
+	bundles, err := signing.Bundles(t.Context(), l, subject)
+	if err != nil || len(bundles) != len(signing.OnVariant) {
+		t.Fatalf("%d bundles, %v", len(bundles), err)
+	}
+	var digests []v1.Hash
+	slices.SortFunc(bundles, func(a, b signing.Attachment) int {
+		return slices.Index(signing.OnVariant, a.PredicateType) - slices.Index(signing.OnVariant, b.PredicateType)
+	})
+	for _, run := range []struct{ bundles, attested int }{{2, 1}, {4, 3}, {4, 3}} {
+		if err := s.Legacy(t.Context(), c, "toolbox", subject, bundles[:run.bundles]); err != nil {
+			t.Fatal(err)
+		}
+		m, h, err := c.Fetch(t.Context(), "toolbox", subject.Algorithm+"-"+subject.Hex+".att")
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := v1.ParseManifest(bytes.NewReader(m.Raw))
+		if err != nil || len(parsed.Layers) != run.attested {
+			t.Errorf("%d bundles gave %d attestations, want %d (%v)", run.bundles, len(parsed.Layers), run.attested, err)
+		}
+		digests = append(digests, h)
+	}
+	if digests[1] != digests[2] {
+		t.Error("a finished set of attestations was written again")
 	}
 }
 
