@@ -192,6 +192,9 @@ func (r *runner) distroless(t *target) (problems []string, err error) {
 		case slices.Contains([]string{"apt", "apt-get", "dpkg", "apk", "rpm", "npm", "pip"}, base) && f.Kind == tar.TypeReg:
 			say("is a package manager")
 		}
+		if f.Kind == tar.TypeReg && f.Mode&0o111 != 0 && !slices.Contains(t.def.Programs, base) {
+			say("can be executed, and is no program of the image")
+		}
 		if f.Mode&0o6000 != 0 {
 			say("has a set-id bit: %#o", f.Mode)
 		}

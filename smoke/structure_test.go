@@ -109,7 +109,7 @@ func TestStructure(t *testing.T) {
 	for _, want := range []string{
 		`user is ["0:0"], not ["65532:65532"]`, "entrypoint is []", "env is []", "ports is []", "the label org.opencontainers.image.revision is missing",
 		`vendor is "Other"`, `its layers are the groups ["base"], not ["static" "files" "programs"]`,
-		"/usr/bin/bash is a shell", "/usr/bin/dpkg is a package manager", "/usr/bin/su has a set-id bit: 04755", "/var/open is world-writable: 0666",
+		"/usr/bin/bash is a shell", "/usr/bin/su can be executed, and is no program of the image", "/usr/bin/dpkg is a package manager", "/usr/bin/su has a set-id bit: 04755", "/var/open is world-writable: 0666",
 		"/var/other belongs to 1000:0, neither root nor nonroot", "not in the golden list: /var/open f 0666 0:0", "only in the golden list: /gone f 0644 0:0",
 	} {
 		if !strings.Contains(err.Error(), want) {
