@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 	"github.com/loomcycle/loomcycle-images/smoke/plan"
 )
@@ -98,13 +100,25 @@ func newTestRunner(t *testing.T, e engine.Engine, cases string) *runner {
 	if err != nil {
 		t.Fatal(err)
 	}
+	scratch, err := os.MkdirTemp(t.TempDir(), "smoke-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The probe is linked once for all tests.
+	cache, err := buildkit.CacheDir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &runner{
 		Options: Options{Root: root, Getenv: func(string) string { return "" }, Log: t.Output(), Reports: dir},
-		suite:   s, engine: e, jobs: 2, slow: 1, cache: dir, probes: map[string]string{}, facts: map[string]fact{},
+		suite:   s, engine: e, jobs: 2, slow: 1, cache: cache, scratch: scratch, probes: map[string]string{}, facts: map[string]fact{},
 	}
-	for name, d := range map[string]digest.Digest{"loomcycle": testDigest, "loomcycle-toolbox": otherDigest} {
-		r.targets = append(r.targets, &target{def: &images.Image{Name: name}, Image: engine.Image{
-			Name: name, Platform: "linux/" + runtime.GOARCH, Manifest: d, Content: empty.Image,
+	for _, v := range []struct {
+		name string
+		d    digest.Digest
+	}{{"loomcycle", testDigest}, {"loomcycle-toolbox", otherDigest}} {
+		r.targets = append(r.targets, &target{def: &images.Image{Name: v.name}, Image: engine.Image{
+			Name: v.name, Platform: "linux/" + runtime.GOARCH, Manifest: v.d, Content: empty.Image,
 		}})
 	}
 	return r
@@ -118,12 +132,33 @@ func report(t *testing.T, r *runner) (*Report, string) {
 	}
 	rep := &Report{Engine: "direct"}
 	r.work(t.Context(), tasks, rep)
-	rep.Leaks, _ = r.engine.Leaks(t.Context())
+	var err error
+	if rep.Leaks, err = r.leaks(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	var text bytes.Buffer
 	if err := rep.write(&text, r.Reports, filepath.Join(r.Reports, "summary.md")); err != nil {
 		t.Fatal(err)
 	}
 	return rep, text.String()
+}
+
+// lockedBuffer takes what two streams of a process write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func newDirect() *direct { return &direct{volumes: map[string]bool{}} }

