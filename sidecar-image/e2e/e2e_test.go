@@ -182,9 +182,9 @@ func (s *sidecar) containers() []string {
 }
 
 func (s *sidecar) removeAll() {
-	for _, name := range s.containers() {
-		_ = s.cli.Command("kill", name).Run()
-		_ = s.cli.Command("rm", "-f", name).Run()
+	if names := s.containers(); len(names) > 0 {
+		_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
+		_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
 	}
 }
 

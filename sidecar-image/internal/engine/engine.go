@@ -315,6 +315,9 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	if e.podman {
 		// It knows its default runtime by path, and a name only in newer versions.
 		host.Runtime = ""
+		// With a read-only root it mounts these too, without a size.
+		host.Tmpfs["/run"] = "rw,noexec,nosuid,nodev,mode=0755,size=65536,notmpcopyup"
+		host.Tmpfs["/var/tmp"] = tmpfs(s.TmpBytes, "1777")
 	}
 	if e.opts.Runtime == "runsc" {
 		// Counted on the host, where gVisor has several threads for each of the

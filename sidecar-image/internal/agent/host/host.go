@@ -214,6 +214,10 @@ func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
 	select {
 	case e = <-s.end:
 	case <-ctx.Done():
+		if cause := context.Cause(ctx); errors.Is(cause, ErrLost) { // it has had its time, and the grace
+			c.fail(errors.New("the agent did not keep the time"))
+			return cause
+		}
 		_ = c.w.Write(wire.TCancel, id)
 		t := time.NewTimer(grace)
 		defer t.Stop()
