@@ -1,6 +1,7 @@
 package signing_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto"
@@ -8,16 +9,22 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -536,6 +543,15 @@ func TestContainersPolicyVerifies(t *testing.T) {
 			return []string{registrytest.Tool(t, "podman", "apt-get install podman"), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
 				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref}
 		}},
+		{"podman of loomcycle-builder", func(t *testing.T, p string) []string {
+			store, err := os.MkdirTemp("", "p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(store) })
+			return append(builderPodman(t), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
+				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			env := []string{"HOME=" + home}
@@ -553,4 +569,74 @@ func TestContainersPolicyVerifies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// builderPodman unpacks the loomcycle-builder image of dist and gives the command
+// that runs its podman, Debian 13's, in it.
+func builderPodman(t *testing.T) []string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("a root folder for podman needs root")
+	}
+	folder := filepath.Join("..", "..", "dist")
+	r, err := dist.Read(folder)
+	if err != nil {
+		t.Skipf("there is no build to take podman from (go run mage.go dist): %v", err)
+	}
+	image, err := r.Image("loomcycle-builder")
+	if err != nil {
+		t.Skip(err)
+	}
+	v, err := image.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := layout.ImageIndexFromPath(filepath.Join(folder, "oci"))
+	if err == nil {
+		index, err = index.ImageIndex(hash(t, image.IndexDigest))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := index.Image(hash(t, v.Digest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	all := mutate.Extract(img)
+	defer all.Close()
+	for files := tar.NewReader(all); ; {
+		h, err := files.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := filepath.Join(root, path.Clean("/"+h.Name))
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(at, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, at)
+		case tar.TypeLink:
+			err = os.Link(filepath.Join(root, path.Clean("/"+h.Linkname)), at)
+		case tar.TypeReg:
+			var f *os.File
+			if f, err = os.OpenFile(at, os.O_CREATE|os.O_WRONLY, h.FileInfo().Mode().Perm()); err == nil {
+				_, err = io.Copy(f, files)
+				err = errors.Join(err, f.Close())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A root folder of its own, with this test's folders and the host's loopback.
+	tmp := os.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, tmp), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"unshare", "--mount", "sh", "-ec", `root=$1 tmp=$2; shift 2
+		mount --bind "$root" "$root"; mount -t proc proc "$root/proc"; mount --rbind /dev "$root/dev"; mount --rbind "$tmp" "$root$tmp"; exec chroot "$root" podman "$@"`, "sh", root, tmp}
 }

@@ -14,8 +14,6 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -30,6 +28,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/sigstore/sigstore-go/pkg/root"
+
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
 
 // Subject is whom Start's token is for.
@@ -67,49 +67,6 @@ func issuer(t testing.TB) (url string, token func(email string) string) {
 			t.Fatal(err)
 		}
 		return text
-	}
-}
-
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
-
-// service starts a server program and waits until a URL answers with 200.
-func service(t testing.TB, ready, program string, args ...string) []byte {
-	t.Helper()
-	out := filepath.Join(t.TempDir(), "log")
-	f, err := os.Create(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, args...)
-	cmd.Stdout, cmd.Stderr, cmd.Dir = f, f, t.TempDir()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait(); f.Close() })
-	for deadline := time.Now().Add(time.Minute); ; {
-		resp, err := http.Get(ready)
-		if err == nil {
-			body, _ := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return body
-			}
-			err = fmt.Errorf("%s: %s", resp.Status, body)
-		}
-		if time.Now().After(deadline) {
-			log, _ := os.ReadFile(out)
-			t.Fatalf("%s does not answer: %v\n%s", program, err, log)
-		}
-		time.Sleep(50 * time.Millisecond) // polling another program's start
 	}
 }
 
@@ -215,15 +172,15 @@ func Start(t testing.TB) Sigstore {
 		}
 		return file
 	}
-	address := func() (port, url string) { port = freePort(t); return port, "http://127.0.0.1:" + port }
+	address := func() (port, url string) { port = registrytest.FreePort(t); return port, "http://127.0.0.1:" + port }
 	port, fulcioURL := address()
 	tport, tsaURL := address()
 	rport, rekorURL := address()
 	cport, ctURL := address()
 
 	config := write("fulcio.yaml", fmt.Appendf(nil, "oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss))
-	bundle := service(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
-		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", freePort(t), "--metrics-port", freePort(t),
+	bundle := registrytest.Serve(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
+		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", registrytest.FreePort(t), "--metrics-port", registrytest.FreePort(t),
 		"--legacy-unix-domain-socket", filepath.Join(t.TempDir(), "s"))
 	var trustBundle struct {
 		Chains []struct{ Certificates []string }
@@ -232,12 +189,12 @@ func Start(t testing.TB) Sigstore {
 		t.Fatalf("fulcio's trust bundle: %v %s", err, bundle)
 	}
 	ca := chain(t, []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n")))
-	stamps := chain(t, service(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
+	stamps := chain(t, registrytest.Serve(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
 	ctKey, ct, ctID := logKey(t, ctURL)
-	service(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
+	registrytest.Serve(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
 		"--roots_pem_file", write("roots.pem", []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n"))), "--enable_publication_awaiter=false")
 	rekorKey, transparency, rekorID := logKey(t, rekorURL)
-	service(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freePort(t), "--http-metrics-port", freePort(t), "--hostname", "127.0.0.1",
+	registrytest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", registrytest.FreePort(t), "--http-metrics-port", registrytest.FreePort(t), "--hostname", "127.0.0.1",
 		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
 
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
