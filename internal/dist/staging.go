@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -20,16 +21,25 @@ import (
 // rename when Publish is called, or leaves no trace.
 type Staging struct {
 	final, dir string
+	hold       *os.File // tells a later build that this one is at work
 }
 
 // Stage starts a dist folder beside the final one, with links to the blobs
 // that the final one has: what did not change is not exported again.
+// Folders of builds that were killed are removed.
 func Stage(final string) (*Staging, error) {
-	dir, err := os.MkdirTemp(filepath.Dir(final), "."+filepath.Base(final)+"-*.tmp")
+	pattern := "." + filepath.Base(final) + "-*.tmp"
+	if err := sweep(filepath.Join(filepath.Dir(final), pattern)); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(final), pattern)
 	if err != nil {
 		return nil, err
 	}
 	s := &Staging{final: final, dir: dir}
+	if s.hold, err = hold(dir); err != nil {
+		return nil, errors.Join(err, s.Discard())
+	}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
@@ -50,6 +60,42 @@ func Stage(final string) (*Staging, error) {
 	return s, nil
 }
 
+// hold locks a folder for as long as this process has it open.
+func hold(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("locking %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+// young is how long a folder may exist before its maker has locked it.
+const young = time.Minute
+
+// sweep removes the folders that nobody holds any more.
+func sweep(pattern string) error {
+	left, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		if info, err := os.Stat(dir); err != nil || time.Since(info.ModTime()) < young {
+			continue
+		}
+		f, err := hold(dir)
+		if err != nil {
+			continue // a build is at work in it
+		}
+		if err := errors.Join(os.RemoveAll(dir), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Folder is where the content of dist is put until Publish.
 func (s *Staging) Folder() string { return s.dir }
 
@@ -59,7 +105,14 @@ func (s *Staging) Layout() string { return filepath.Join(s.dir, "oci") }
 func (s *Staging) blob(hex string) string { return filepath.Join(s.dir, "oci", "blobs", "sha256", hex) }
 
 // Discard removes the staging folder; after Publish it does nothing.
-func (s *Staging) Discard() error { return os.RemoveAll(s.dir) }
+func (s *Staging) Discard() error {
+	err := os.RemoveAll(s.dir)
+	if s.hold != nil {
+		err = errors.Join(err, s.hold.Close())
+		s.hold = nil
+	}
+	return err
+}
 
 // Built is one variant as BuildKit exported it into the layout.
 type Built struct {
