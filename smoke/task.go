@@ -335,11 +335,12 @@ func (r *runner) service(ctx context.Context, t *task, c *engine.Container, s *S
 			output.Write(out.Stdout)
 		}
 	}
+	f := &failure{command: r.engine.Name() + " stop"}
 	took, exit, err := run.Stop(ctx)
 	if err != nil {
-		return err
+		f.what = []string{err.Error()}
+		return f
 	}
-	f := &failure{command: r.engine.Name() + " stop"}
 	if limit := t.stretch(time.Duration(s.StopWithin)); limit > 0 && took > limit {
 		f.what = append(f.what, fmt.Sprintf("it took %s, more than %s", took.Round(time.Millisecond), limit))
 	}

@@ -395,6 +395,13 @@ func (r *running) Exec(ctx context.Context, argv []string) (*Output, error) {
 }
 
 func (r *running) Stop(ctx context.Context) (time.Duration, int, error) {
+	state, err := r.e.must(ctx, "inspect", "--format", "{{.State.Running}} {{.State.ExitCode}}", r.name)
+	if err != nil {
+		return 0, 0, err
+	}
+	if running, code, _ := strings.Cut(state, " "); running != "true" {
+		return 0, 0, fmt.Errorf("the main process had ended before it was stopped, with %s", code)
+	}
 	start := time.Now()
 	if _, err := r.e.must(ctx, "stop", "-t", "10", r.name); err != nil {
 		return 0, 0, err

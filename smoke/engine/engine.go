@@ -85,7 +85,8 @@ type Engine interface {
 type Running interface {
 	Exec(ctx context.Context, argv []string) (*Output, error)
 	// Stop stops it as an operator would, and says how long that took and
-	// with which code the main process ended.
+	// with which code the main process ended. It fails when there is nothing
+	// left to stop.
 	Stop(ctx context.Context) (took time.Duration, exit int, err error)
 	Logs(ctx context.Context) (string, error)
 	Remove(ctx context.Context) error

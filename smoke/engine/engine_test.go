@@ -181,6 +181,9 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 		if err != nil || exit == 0 || took > 9*time.Second {
 			t.Errorf("stop: exit code %d after %s, %v", exit, took, err)
 		}
+		if _, _, err := run.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "had ended before") {
+			t.Errorf("a second stop: %v", err)
+		}
 		if log, err := run.Logs(t.Context()); err != nil || !strings.Contains(log, "probe: ") {
 			t.Errorf("log: %q, %v", log, err)
 		}
