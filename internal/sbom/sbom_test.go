@@ -19,6 +19,7 @@ import (
 	"github.com/CycloneDX/cyclonedx-go"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
@@ -234,6 +235,16 @@ func TestDocuments(t *testing.T) {
 		}
 	}
 
+	for format, text := range map[string][]byte{"SPDX": spdx, "CycloneDX": cdx} {
+		s, broken := officialSchema(t, format)
+		if err := validate(s, text); err != nil {
+			t.Errorf("%s: %v", format, err)
+		}
+		if validate(s, bytes.ReplaceAll(text, []byte(broken[0]), []byte(broken[1]))) == nil {
+			t.Errorf("%s: a document with %s in place of %s is valid", format, broken[1], broken[0])
+		}
+	}
+
 	doc, err := spdxjson.Read(bytes.NewReader(spdx))
 	if err != nil {
 		t.Fatal(err)
@@ -282,6 +293,81 @@ func TestDocuments(t *testing.T) {
 		for _, on := range *d.Dependencies {
 			if !refs[d.Ref] || !refs[on] {
 				t.Errorf("CycloneDX: a dependency of %s on %s names no component", d.Ref, on)
+			}
+		}
+	}
+}
+
+// officialSchema compiles the published JSON schema of a format, SPDX 2.3 or
+// CycloneDX 1.6, as the modules that this one requires carry it, and says with
+// what replacement a document is no longer valid.
+func officialSchema(t *testing.T, format string) (*jsonschema.Schema, [2]string) {
+	t.Helper()
+	folder := func(module string) string {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+		if err != nil {
+			t.Fatalf("find the module %s: %v", module, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	c := jsonschema.NewCompiler()
+	add := func(url, file string) {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		doc, err := jsonschema.UnmarshalJSON(f)
+		if err == nil {
+			err = c.AddResource(url, doc)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+	url, broken := "http://spdx.org/rdf/terms/2.3", [2]string{`"SPDXID":`, `"spdxid":`}
+	if format == "SPDX" {
+		add(url, filepath.Join(folder("github.com/anchore/syft"), "schema", "spdx-json", "spdx-schema-2.3.json"))
+	} else {
+		const base = "http://cyclonedx.org/schema/"
+		url, broken = base+"bom-1.6.schema.json", [2]string{`"type": "library"`, `"type": "book"`}
+		for name, file := range map[string]string{"bom-1.6.schema.json": "bom-1.6.schema.json", "spdx.schema.json": "spdx.schema.json", "jsf-0.82.schema.json": "jsf-0.82.schemax.json"} {
+			add(base+name, filepath.Join(folder("github.com/CycloneDX/cyclonedx-go"), "schema", file))
+		}
+	}
+	s, err := c.Compile(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, broken
+}
+
+func validate(s *jsonschema.Schema, text []byte) error {
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	return s.Validate(v)
+}
+
+// TestDocumentsOfABuild validates the documents of the family itself, where dist was built.
+func TestDocumentsOfABuild(t *testing.T) {
+	for format, suffix := range map[string]string{"SPDX": ".spdx.json", "CycloneDX": ".cdx.json"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", "dist", "sbom", "*", "*"+suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) == 0 {
+			t.Skip("there is no dist with SBOMs; go run mage.go dist makes one")
+		}
+		s, _ := officialSchema(t, format)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err == nil {
+				err = validate(s, text)
+			}
+			if err != nil {
+				t.Errorf("%s: %.2000v", file, err)
 			}
 		}
 	}

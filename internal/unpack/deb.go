@@ -11,7 +11,8 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
-	"github.com/therootcompany/xz"
+
+	"github.com/loomcycle/loomcycle-images/internal/unpack/xz"
 )
 
 // Limits for what one package may make of its compressed bytes. Real packages
@@ -21,7 +22,8 @@ const (
 	minUnpacked = 64 << 20 // bytes that any package may have
 	maxControl  = 64 << 20
 	maxMembers  = 500_000
-	maxWindow   = 128 << 20 // decoder memory, bytes
+	maxWindow   = 128 << 20 // of zstd's decoder, bytes
+	maxDict     = 64 << 20  // of xz's, bytes: that of its largest preset
 )
 
 var errBomb = errors.New("it unpacks to more than is allowed for its size: a decompression bomb")
@@ -145,9 +147,7 @@ func decompress(m arMember, limit int64) (io.ReadCloser, error) {
 	case "gz":
 		r, err = gzip.NewReader(src)
 	case "xz":
-		var z *xz.Reader
-		z, err = xz.NewReader(src, maxWindow)
-		r = io.NopCloser(z)
+		r = io.NopCloser(xz.NewReader(src, maxDict))
 	case "zst":
 		var z *zstd.Decoder
 		if z, err = zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderMaxWindow(maxWindow)); err == nil {

@@ -64,17 +64,17 @@ func (b *bk) Can(c *Container) error {
 			lacks = append(lacks, what)
 		}
 	}
-	lack(len(c.Args) == 0, "running services")
-	lack(c.DropCaps, "dropping capabilities")
-	lack(c.NoNewPrivileges, "no-new-privileges")
-	lack(c.Pids > 0 || c.Memory != "", "pids and memory limits")
-	lack(c.Runtime != "", "choosing a runtime")
+	lack(len(c.Args) == 0, "run services")
+	lack(c.DropCaps, "drop capabilities")
+	lack(c.NoNewPrivileges, "set no-new-privileges")
+	lack(c.Pids > 0 || c.Memory != "", "limit pids and memory")
+	lack(c.Runtime != "", "choose a runtime")
 	for _, m := range c.Mounts {
-		lack(m.Volume != "" || m.Host != "" && !m.ReadOnly, "volumes")
-		lack(m.Tmpfs != "" && m.Tmpfs != "01777", "a tmpfs of mode "+m.Tmpfs)
+		lack(m.Volume != "" || m.Host != "" && !m.ReadOnly, "mount volumes")
+		lack(m.Tmpfs != "" && m.Tmpfs != "01777", "mount a tmpfs of mode "+m.Tmpfs)
 	}
 	if len(lacks) > 0 {
-		return fmt.Errorf("BuildKit has no %s; install podman for this case: apt-get install podman runc", lacks[0])
+		return fmt.Errorf("BuildKit cannot %s; install podman for this case: apt-get install podman runc", lacks[0])
 	}
 	return nil
 }

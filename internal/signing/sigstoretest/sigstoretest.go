@@ -1,18 +1,19 @@
 // Package sigstoretest gives tests a sigstore of their own on loopback: a real
-// Fulcio, a real timestamp authority, and an OIDC issuer. Rekor needs a database
-// server and is not part of it: the trusted root names no log.
+// Fulcio with a real certificate transparency log, a real timestamp authority, a
+// real Rekor 2, and an OIDC issuer.
 package sigstoretest
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -20,12 +21,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/sigstore/sigstore-go/pkg/root"
+
+	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
 
 // Subject is whom Start's token is for.
@@ -66,49 +70,6 @@ func issuer(t testing.TB) (url string, token func(email string) string) {
 	}
 }
 
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
-
-// service starts a server program and waits until a URL answers with 200.
-func service(t testing.TB, ready, program string, args ...string) []byte {
-	t.Helper()
-	out := filepath.Join(t.TempDir(), "log")
-	f, err := os.Create(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, args...)
-	cmd.Stdout, cmd.Stderr, cmd.Dir = f, f, t.TempDir()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait(); f.Close() })
-	for deadline := time.Now().Add(time.Minute); ; {
-		resp, err := http.Get(ready)
-		if err == nil {
-			body, _ := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return body
-			}
-			err = fmt.Errorf("%s: %s", resp.Status, body)
-		}
-		if time.Now().After(deadline) {
-			log, _ := os.ReadFile(out)
-			t.Fatalf("%s does not answer: %v\n%s", program, err, log)
-		}
-		time.Sleep(50 * time.Millisecond) // polling another program's start
-	}
-}
-
 func chain(t testing.TB, text []byte) []*x509.Certificate {
 	t.Helper()
 	var all []*x509.Certificate
@@ -145,22 +106,81 @@ func tool(t testing.TB, name, pkg string) string {
 	return program
 }
 
-// Start runs the services until the test ends. What it returns is the
-// environment in which our signer signs keylessly, as Subject, and a verifier
-// trusts that.
-func Start(t testing.TB) map[string]string {
+// logKey makes a transparency log's key: its file, and how a trusted root names
+// the log (RFC 6962, 3.2; Rekor 2 does the same for ECDSA).
+func logKey(t testing.TB, url string) (file string, log *root.TransparencyLog, id string) {
 	t.Helper()
-	fulcio := tool(t, "fulcio", "github.com/sigstore/fulcio")
-	tsa := tool(t, "timestamp-server", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
-	iss, token := issuer(t)
-	config := filepath.Join(t.TempDir(), "fulcio.yaml")
-	if err := os.WriteFile(config, []byte(fmt.Sprintf("oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss)), 0o644); err != nil {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
 		t.Fatal(err)
 	}
-	port, tport := freePort(t), freePort(t)
-	fulcioURL, tsaURL := "http://127.0.0.1:"+port, "http://127.0.0.1:"+tport
-	bundle := service(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", "", "--config-path", config,
-		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", freePort(t), "--metrics-port", freePort(t),
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "log.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(public)
+	return file, &root.TransparencyLog{BaseURL: url, ID: sum[:], ValidityPeriodStart: time.Now().Add(-time.Hour), ValidityPeriodEnd: time.Now().Add(time.Hour),
+		HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: key.Public()}, hex.EncodeToString(sum[:])
+}
+
+// Environment is a way to sign as Subject, and to trust what was signed.
+type Environment struct {
+	Vars map[string]string // what our signer and verifier read
+	// Strangers are trusted roots that must not do.
+	Strangers map[string]string
+}
+
+// Sigstore is a running one: Logged asks for entries in both logs, Plain is a
+// private one that has neither.
+type Sigstore struct{ Logged, Plain Environment }
+
+// alone waits until no other test has a timestamp authority: its metrics are
+// on port 2112, whatever one asks for.
+func alone(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(os.TempDir(), "loomcycle-sigstoretest.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Start runs the services until the test ends.
+func Start(t testing.TB) Sigstore {
+	t.Helper()
+	alone(t)
+	fulcio := tool(t, "fulcio", "github.com/sigstore/fulcio")
+	tsa := tool(t, "timestamp-server", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
+	rekor := tool(t, "rekor-server", "github.com/sigstore/rekor-tiles/v2/cmd/rekor-server/posix")
+	ctlog := tool(t, "tesseract", "github.com/transparency-dev/tesseract/cmd/tesseract/posix")
+	iss, token := issuer(t)
+	write := func(name string, text []byte) string {
+		file := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	address := func() (port, url string) { port = registrytest.FreePort(t); return port, "http://127.0.0.1:" + port }
+	port, fulcioURL := address()
+	tport, tsaURL := address()
+	rport, rekorURL := address()
+	cport, ctURL := address()
+
+	config := write("fulcio.yaml", fmt.Appendf(nil, "oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss))
+	bundle := registrytest.Serve(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
+		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", registrytest.FreePort(t), "--metrics-port", registrytest.FreePort(t),
 		"--legacy-unix-domain-socket", filepath.Join(t.TempDir(), "s"))
 	var trustBundle struct {
 		Chains []struct{ Certificates []string }
@@ -169,31 +189,51 @@ func Start(t testing.TB) map[string]string {
 		t.Fatalf("fulcio's trust bundle: %v %s", err, bundle)
 	}
 	ca := chain(t, []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n")))
-	stamps := chain(t, service(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
-	long := func() (time.Time, time.Time) { return time.Now().Add(-time.Hour), time.Now().Add(time.Hour) }
-	from, to := long()
-	trusted, err := root.NewTrustedRoot(root.TrustedRootMediaType01,
-		[]root.CertificateAuthority{&root.FulcioCertificateAuthority{Root: ca[len(ca)-1], Intermediates: ca[:len(ca)-1], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: fulcioURL}}, nil,
-		[]root.TimestampingAuthority{&root.SigstoreTimestampingAuthority{Root: stamps[len(stamps)-1], Intermediates: stamps[1 : len(stamps)-1], Leaf: stamps[0], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: tsaURL}}, nil)
-	if err != nil {
-		t.Fatal(err)
+	stamps := chain(t, registrytest.Serve(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
+	ctKey, ct, ctID := logKey(t, ctURL)
+	registrytest.Serve(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
+		"--roots_pem_file", write("roots.pem", []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n"))), "--enable_publication_awaiter=false")
+	rekorKey, transparency, rekorID := logKey(t, rekorURL)
+	registrytest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", registrytest.FreePort(t), "--http-metrics-port", registrytest.FreePort(t), "--hostname", "127.0.0.1",
+		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
+
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	type logs = map[string]*root.TransparencyLog
+	trustedRoot := func(ctLogs, rekorLogs logs) string {
+		r, err := root.NewTrustedRoot(root.TrustedRootMediaType01,
+			[]root.CertificateAuthority{&root.FulcioCertificateAuthority{Root: ca[len(ca)-1], Intermediates: ca[:len(ca)-1], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: fulcioURL}}, ctLogs,
+			[]root.TimestampingAuthority{&root.SigstoreTimestampingAuthority{Root: stamps[len(stamps)-1], Intermediates: stamps[1 : len(stamps)-1], Leaf: stamps[0], ValidityPeriodStart: from, ValidityPeriodEnd: to, URI: tsaURL}}, rekorLogs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := r.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return write("trusted_root.json", text)
 	}
-	rootFile, signFile := filepath.Join(t.TempDir(), "trusted_root.json"), filepath.Join(t.TempDir(), "signing_config.json")
-	text, err := trusted.MarshalJSON()
-	if err == nil {
-		err = os.WriteFile(rootFile, text, 0o644)
+	service := func(url string, version int) string {
+		return fmt.Sprintf(`[{"url":%q,"majorApiVersion":%d,"validFor":{"start":"2020-01-01T00:00:00Z"},"operator":"test"}]`, url, version)
 	}
-	if err != nil {
-		t.Fatal(err)
+	signingConfig := func(more string) string {
+		return write("signing_config.json", fmt.Appendf(nil, `{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json","caUrls":%s,"tsaUrls":%s,"tsaConfig":{"selector":"ANY"},"rekorTlogConfig":{"selector":"ANY"}%s}`,
+			service(fulcioURL, 1), service(tsaURL+"/api/v1/timestamp", 1), more))
 	}
-	service := func(url string) string {
-		return fmt.Sprintf(`[{"url":%q,"majorApiVersion":1,"validFor":{"start":"2020-01-01T00:00:00Z"},"operator":"test"}]`, url)
+	_, otherCT, _ := logKey(t, ctURL)
+	otherCT.ID = ct.ID
+	_, otherRekor, _ := logKey(t, rekorURL)
+	otherRekor.ID = transparency.ID
+
+	environment := func(config, root string, strangers map[string]string) Environment {
+		return Environment{map[string]string{"SIGSTORE_ID_TOKEN": token(Subject), "SIGSTORE_SIGNING_CONFIG": config, "SIGSTORE_TRUSTED_ROOT": root,
+			"COSIGN_IDENTITY": `^release@example\.test$`, "COSIGN_ISSUER": iss}, strangers}
 	}
-	signing1 := fmt.Sprintf(`{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json","caUrls":%s,"tsaUrls":%s,"tsaConfig":{"selector":"ANY"},"rekorTlogConfig":{"selector":"ANY"}}`,
-		service(fulcioURL), service(tsaURL+"/api/v1/timestamp"))
-	if err := os.WriteFile(signFile, []byte(signing1), 0o644); err != nil {
-		t.Fatal(err)
+	both := trustedRoot(logs{ctID: ct}, logs{rekorID: transparency})
+	return Sigstore{
+		Logged: environment(signingConfig(`,"rekorTlogUrls":`+service(rekorURL, 2)), both, map[string]string{
+			"another Rekor":                        trustedRoot(logs{ctID: ct}, logs{rekorID: otherRekor}),
+			"another certificate transparency log": trustedRoot(logs{ctID: otherCT}, logs{rekorID: transparency}),
+		}),
+		Plain: environment(signingConfig(""), trustedRoot(nil, nil), map[string]string{"a root that asks for Rekor": both}),
 	}
-	return map[string]string{"SIGSTORE_ID_TOKEN": token(Subject), "SIGSTORE_SIGNING_CONFIG": signFile, "SIGSTORE_TRUSTED_ROOT": rootFile,
-		"COSIGN_IDENTITY": `^release@example\.test$`, "COSIGN_ISSUER": iss}
 }

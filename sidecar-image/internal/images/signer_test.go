@@ -150,7 +150,7 @@ func TestPolicyOfOurKey(t *testing.T) {
 
 // The same signed without a key, by an identity, as CI does.
 func TestPolicyOfOurIdentity(t *testing.T) {
-	env := sigstoretest.Start(t)
+	env := sigstoretest.Start(t).Plain.Vars
 	image, _ := release(t, func(k string) string { return env[k] }, false)
 	policy := func(issuer, subject string) images.Verifier {
 		return load(t, fmt.Sprintf("identities:\n- {issuer: %q, subject: %q}\ntrusted_root: %q\n", issuer, subject, env["SIGSTORE_TRUSTED_ROOT"]))
