@@ -141,7 +141,7 @@ func (s *sidecar) run() {
 	cmd, ended := s.cmd, make(chan struct{})
 	s.ended = ended
 	go func() { _ = cmd.Wait(); close(ended) }()
-	for end := time.Now().Add(60 * time.Second); ; {
+	for end := time.Now().Add(2 * time.Minute); ; {
 		resp, err := http.Get(s.URL + "/readyz")
 		if err == nil {
 			resp.Body.Close()

@@ -160,3 +160,54 @@ func TestSocketImage(t *testing.T) {
 		t.Errorf("the sidecar's own container is gone too: %v", err)
 	}
 }
+
+// The image's user podman, rootless. Limits need cgroup v2 there, with
+// controllers that were given to the user; the sidecar refuses to go without.
+func TestRootlessImage(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	image := image(t, p, "loomcycle-builder")
+	bin, err := builder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := freePort(t)
+	name, storage := "loomcycle-test-rootless-"+address[strings.LastIndex(address, ":")+1:], "loomcycle-test-rootless"
+	t.Cleanup(func() {
+		_ = p.Command("rm", "--force", "--time", "5", name).Run()
+		_ = p.Command("volume", "rm", "--force", storage).Run()
+	})
+	run := []string{"--runtime", "runc", "run", "--name", name, "--detach", "--user", "podman", "--privileged", "--cgroupns", "host", "--publish", address + ":9000",
+		"--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--tmpfs", "/run:mode=0777", "--volume", storage + ":/home/podman/.local/share/containers:U",
+		"--volume", abs(t, "../../dist") + ":/dist:ro", "--volume", bin + ":/usr/local/bin/loomcycle-builder:ro", "--volume", p.Agent + ":/usr/local/bin/session-agent:ro",
+		"--env", "HOME=/home/podman", "--env", "SANDBOX_AUTH_TOKEN=" + token, "--env", "SANDBOX_IMAGE=localhost/session:test", "--env", "SANDBOX_IMAGE_PULL=never", "--env", "SANDBOX_RUNTIME=runc",
+		"--env", "SANDBOX_STATE_DIR=/home/podman/state", "--entrypoint", "/bin/sh", image, "-c",
+		"podman tag $(podman pull -q oci:/dist/oci:loomcycle-sandbox-session) localhost/session:test && exec loomcycle-builder"}
+	if out, err := p.Command(run...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s := &sidecar{t: t, podman: p, cli: p, URL: "http://" + address}
+	logs := func() string { out, _ := p.Command("logs", name).CombinedOutput(); return string(out) }
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		if resp, err := http.Get(s.URL + "/readyz"); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if running := s.podmanOut("inspect", "--format", "{{.State.Running}}", name); running != "true" {
+			if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil || !strings.Contains(logs(), "a rootless podman needs cgroup v2") {
+				t.Fatalf("it ended:\n%s", logs())
+			}
+			t.Log("this host has no cgroup v2 to limit rootless sessions with, and the sidecar says so")
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it is not ready:\n%s", logs())
+		}
+	}
+	c := s.client()
+	if a := c.exec(c.open(m{}), "id -u; cd /tmp && printf 'package main\nfunc main() { println(42) }' > x.go && go run x.go 2>&1"); a.Text != "1000\n42\n" {
+		t.Errorf("%+v", a)
+	}
+}

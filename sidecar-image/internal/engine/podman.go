@@ -68,6 +68,7 @@ func startPodman(opts Options) (*child, error) {
 			cmd := exec.Command(podman, args...)
 			out := &tailBuffer{max: 2048}
 			cmd.Stdout, cmd.Stderr = out, out
+			cmd.Dir = filepath.Dir(opts.Socket) // conmon leaves a file "oom" where it was started
 			// Dies with the sidecar, so that a restarted one finds the socket free.
 			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 			began := time.Now()

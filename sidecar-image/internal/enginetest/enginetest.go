@@ -126,7 +126,9 @@ func built() string {
 }
 
 func (p *Podman) cmd(args ...string) *exec.Cmd {
-	return exec.Command("podman", append(append([]string{}, p.Flags...), args...)...)
+	cmd := exec.Command("podman", append(append([]string{}, p.Flags...), args...)...)
+	cmd.Dir = os.TempDir() // where conmon leaves a file "oom"
+	return cmd
 }
 
 // Command is a podman command on the private storage.

@@ -134,6 +134,9 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 // was just killed takes its own socket away when it ends, maybe after the next
 // sidecar has started.
 func socket(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs // podman runs elsewhere
+	}
 	stale, _ := filepath.Glob(filepath.Join(dir, "podman-*.sock"))
 	for _, path := range stale {
 		_ = os.Remove(path)

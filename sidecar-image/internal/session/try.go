@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
@@ -43,5 +45,20 @@ func Try(ctx context.Context, e Engine, instance string, spec engine.Spec) error
 	if exit.Code != 0 {
 		return fmt.Errorf("/work or /tmp is not writable for the session (exit %d, %q): runc before 1.2 gives a tmpfs the mode of the image's directory, so /work has to be mode 0777 in the session image", exit.Code, out.Bytes(host.Both, ""))
 	}
-	return nil
+	return limited(ctx, conn, spec.MemBytes)
+}
+
+// limited asks the session's own cgroup for its limit, as some engines leave out
+// what they may not set, and say nothing. gVisor shows no cgroup of the host's.
+func limited(ctx context.Context, conn *host.Conn, want int64) error {
+	out, exit, err := conn.Exec(ctx, wire.Exec{Command: "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null", Timeout: helloTimeout, MaxOutput: 64}, nil, nil)
+	if err != nil {
+		return err
+	}
+	has := strings.TrimSpace(string(out.Bytes(host.Stdout, "")))
+	const page = 4096 // to which the kernel rounds
+	if n, err := strconv.ParseInt(has, 10, 64); exit.Code != 0 || err == nil && n <= want && n > want-page {
+		return nil
+	}
+	return fmt.Errorf("the engine does not limit a session's memory (the limit is %s, not %d): a rootless podman needs cgroup v2 with the memory, cpu and pids controllers given to its user, and a nested one cgroups that it may write", has, want)
 }

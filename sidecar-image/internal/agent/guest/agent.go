@@ -376,19 +376,35 @@ func (c *conn) data(f wire.Frame) error {
 		return fmt.Errorf("stream %d was sent more than its window", f.Stream)
 	}
 	select {
-	case o.in <- append([]byte(nil), f.Payload...):
+	case o.in <- keep(f.Payload):
 		return nil
 	default:
 		return fmt.Errorf("stream %d was sent too many small frames", f.Stream)
 	}
 }
 
-// consumed gives the peer back the room of n data bytes.
-func (c *conn) consumed(stream uint32, o *op, n int) {
+// consumed gives the peer back the room of data that keep has kept.
+func (c *conn) consumed(stream uint32, o *op, b []byte) {
 	c.mu.Lock()
-	o.room += n
+	o.room += len(b)
 	c.mu.Unlock()
-	_ = c.w.Grant(stream, n)
+	_ = c.w.Grant(stream, len(b))
+	if cap(b) == wire.MaxData {
+		chunks.Put((*[wire.MaxData]byte)(b[:wire.MaxData]))
+	}
+}
+
+// chunks hold the data frames of a large file one after the other.
+var chunks = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}
+
+// keep copies a frame's payload, which lives until the next is read. A small
+// one takes no whole chunk, or many would take more than their window.
+func keep(p []byte) []byte {
+	if len(p) < wire.MaxData/2 {
+		return append(make([]byte, 0, len(p)), p...)
+	}
+	chunk := chunks.Get().(*[wire.MaxData]byte)
+	return chunk[:copy(chunk[:], p)]
 }
 
 // end cancels what the lost connection had under way, as nobody is left to hear

@@ -192,7 +192,7 @@ func (c *conn) feed(stream uint32, o *op, w *os.File) {
 					broken = true // as a pipe into `head`: the rest is nobody's
 				}
 			}
-			c.consumed(stream, o, len(b))
+			c.consumed(stream, o, b)
 		case <-o.ctx.Done():
 			return
 		}

@@ -160,7 +160,7 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			if _, err := f.Write(b); err != nil {
 				return err
 			}
-			c.consumed(stream, o, len(b))
+			c.consumed(stream, o, b)
 		case <-o.ctx.Done():
 			return &wire.Error{Code: wire.CodeFailed, Message: "the write was cancelled"}
 		}
