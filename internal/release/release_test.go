@@ -382,7 +382,7 @@ func TestTwoReleasesAtOnce(t *testing.T) {
 			once.Do(func() { close(goOn) })
 		}
 	}
-	b.Lease = time.Second // it polls in step with the lease
+	b.Lease = 10 * time.Second // it polls in step with the lease
 	go func() { waiting <- Publish(t.Context(), b) }()
 	if err := errors.Join(<-done, <-waiting); err != nil {
 		t.Fatal(err)
@@ -568,7 +568,7 @@ func TestFullDisk(t *testing.T) {
 	m.complete(address, o.Dist, "1.0", "1", "latest")
 }
 
-// TestTokensExpire gives out tokens that are good for twenty requests, so that
+// TestTokensExpire gives out tokens that are good for thirty requests, so that
 // several end within one release.
 func TestTokensExpire(t *testing.T) {
 	inner := registrytest.Start(t, registrytest.Distribution)
@@ -581,7 +581,7 @@ func TestTokensExpire(t *testing.T) {
 			uses.Store("Bearer "+token, new(atomic.Int64))
 			return registrytest.Answer(200, fmt.Sprintf(`{"token":%q}`, token))
 		}
-		if n, ok := uses.Load(r.Header.Get("Authorization")); ok && n.(*atomic.Int64).Add(1) <= 20 {
+		if n, ok := uses.Load(r.Header.Get("Authorization")); ok && n.(*atomic.Int64).Add(1) <= 30 {
 			return nil
 		}
 		return registrytest.Answer(401, "", "WWW-Authenticate", `Bearer realm="http://`+address+`/token",service="r"`)

@@ -215,7 +215,7 @@ func printChecked(env environment, checked []signing.Checked) {
 	for _, c := range checked {
 		if c.Digest != last {
 			if last.Hex != "" {
-				fmt.Fprintln(env.out)
+				fmt.Fprintln(env.out, " good")
 			}
 			fmt.Fprintf(env.out, "  %s  %s:", c.Digest, c.Subject)
 			last = c.Digest
