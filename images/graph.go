@@ -28,6 +28,8 @@ type Graph struct {
 	Unpacker llb.State
 	// Source is this repository: what internal/gocache is compiled from.
 	Source llb.State
+	// Modules are mounts that a compile step needs to find Go modules.
+	Modules []llb.RunOption
 	// Fetch places a source into the graph.
 	Fetch func(lock.Source) Located
 	// Epoch is the newest modification time of a file in an image.
@@ -119,7 +121,7 @@ func merge(name string, layers []Layer) llb.State {
 func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, error) {
 	packages := g.Lock.Packages(group.Name, arch)
 	kinds := 0
-	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0, group.GoCache != ""} {
+	for _, has := range []bool{len(group.Debian) > 0, group.Go, len(group.NPM) > 0, group.GoCache != "", group.PyCache != ""} {
 		if has {
 			kinds++
 		}
@@ -135,6 +137,8 @@ func (g *Graph) group(group lock.Group, arch string, distroless bool) (Layer, er
 		state, err = g.node(arch)
 	case group.GoCache != "":
 		state, err = g.goCache(group, arch)
+	case group.PyCache != "":
+		state, err = g.pyCache(group, arch)
 	case len(packages) == 0:
 		return Layer{}, fmt.Errorf("the lock has no packages of group %q for %s; run `lock:update`", group.Name, arch)
 	default:

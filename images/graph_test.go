@@ -123,9 +123,10 @@ func TestGraphIsHermetic(t *testing.T) {
 							want[p.Path] = want[p.Path] || len(group.NPM) > 0
 						}
 						want[g.Lock.Go[arch].Path] = want[g.Lock.Go[arch].Path] || group.Go
-						if group.GoCache != "" { // made by the worker's own compilers
-							want[g.Lock.Go["amd64"].Path] = true
-							for _, group := range g.Groups.Chain(group.GoCache) {
+						// Made by the worker's own compilers and interpreter.
+						want[g.Lock.Go["amd64"].Path] = want[g.Lock.Go["amd64"].Path] || group.GoCache != ""
+						for _, tools := range []string{group.GoCache, group.PyCache} {
+							for _, group := range g.Groups.Chain(tools) {
 								for _, p := range g.Lock.Packages(group.Name, "amd64") {
 									want[p.Path] = true
 								}
@@ -232,9 +233,9 @@ func TestPlansDoNotDependOnTheWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What compiles the standard library is the worker's own; that it makes the
-	// same of it no plan can tell.
-	img.Groups = slices.DeleteFunc(img.Groups, func(name string) bool { return name == "gocache" })
+	// What compiles a library is the worker's own; that it makes the same of it
+	// no plan can tell.
+	img.Groups = slices.DeleteFunc(img.Groups, func(name string) bool { return name == "gocache" || name == "pycache" })
 	var plans [2][]string
 	for i, worker := range []string{"amd64", "arm64"} {
 		state, _, err := graph(t, worker).Image(img, "arm64", programs())

@@ -39,7 +39,10 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 		llb.Dir("/src"),
 		llb.AddMount("/usr/local/go", toolchain, llb.SourcePath("/usr/local/go"), llb.Readonly),
 		llb.AddMount("/src", p.Source, llb.Readonly),
-		llb.AddMount("/cache", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-go", llb.CacheMountShared)),
+		llb.AddMount("/cache/mod", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-go-modules", llb.CacheMountShared)),
+		// One step at a time for an architecture: steps that begin together
+		// would each compile the standard library.
+		llb.AddMount("/cache/build", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-go-build-"+arch, llb.CacheMountLocked)),
 		llb.AddMount("/tmp", llb.Scratch(), llb.Tmpfs()),
 		llb.AddEnv("HOME", "/tmp"),
 		llb.AddEnv("GOCACHE", "/cache/build"),
@@ -56,6 +59,8 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 	}
 	if p.Offline {
 		opts = append(opts, llb.Network(llb.NetModeNone))
+	} else {
+		opts = append(opts, g.Modules...)
 	}
 	return llb.Scratch().Run(opts...).AddMount("/out", llb.Scratch()), nil
 }

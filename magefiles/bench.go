@@ -24,3 +24,13 @@ func (Bench) Build(ctx context.Context) error {
 	fmt.Println(table)
 	return bench.Record("docs/PERFORMANCE.md", "bench:build", table)
 }
+
+// Release measures releases to a local registry: a first one, the same again, and one with other programs; a few minutes.
+func (Bench) Release(ctx context.Context) error {
+	table, err := bench.Release(ctx, ".", os.Getenv, os.Stderr)
+	if err != nil {
+		return err
+	}
+	fmt.Println(table)
+	return bench.Record("docs/PERFORMANCE.md", "bench:release", table)
+}

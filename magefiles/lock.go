@@ -67,7 +67,7 @@ func (Lock) Diff(ctx context.Context, a, b string) error {
 	return nil
 }
 
-// Fetch fills a folder with all sources, a file: mirror for machines without a network.
+// Fetch fills a folder with all sources and the Go modules of the build: a file: mirror for machines without a network.
 func (Lock) Fetch(ctx context.Context, dir string) error {
 	c, err := lockConfig(ctx)
 	if err != nil {
@@ -80,8 +80,15 @@ func (Lock) Fetch(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
+	if err := c.CopyModules(ctx, dir, ".", "tools/buildkitd"); err != nil {
+		return err
+	}
 	for _, kind := range lock.Kinds() {
-		fmt.Printf("export %s=file://%s\n", kind.Variable(), filepath.Join(abs, string(kind)))
+		at := "file://" + filepath.Join(abs, string(kind))
+		if kind == lock.KindGo {
+			at += ",file://" + filepath.Join(abs, filepath.FromSlash(upstream.Modules))
+		}
+		fmt.Printf("export %s=%s\n", kind.Variable(), at)
 	}
 	return nil
 }

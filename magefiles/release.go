@@ -61,12 +61,6 @@ func (RELEASE) Rollback(ctx context.Context, channel, version string) error {
 	return supply(ctx, "release-rollback", channel, version)
 }
 
-// BENCH holds the performance tables.
-type BENCH mg.Namespace
-
-// Release times releases to a local registry: first, unchanged, runtime only.
-func (BENCH) Release(ctx context.Context) error { return supply(ctx, "bench-release") }
-
 // SMOKE holds the targets that smoke-test what was published.
 type SMOKE mg.Namespace
 

@@ -7,6 +7,8 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/internal/bench"
 	"github.com/loomcycle/loomcycle-images/smoke"
@@ -18,6 +20,9 @@ func Smoke(ctx context.Context, name *string) error {
 	if name != nil {
 		o.Images = []string{*name}
 	}
+	// Mage passes an interrupt on; a CI system's cancel button sends SIGTERM.
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
 	_, err := smoke.Run(ctx, o)
 	return err
 }

@@ -55,6 +55,3 @@ func supply(ctx context.Context, args ...string) error {
 	}
 	return supplychain.Command{Root: ".", Cache: cache, Out: os.Stdout, Log: os.Stderr}.Run(ctx, args...)
 }
-
-// Sbom times the toolbox's SBOM beside syft's own command.
-func (Bench) Sbom(ctx context.Context) error { return supply(ctx, "bench-sbom") }

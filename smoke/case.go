@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/images"
 )
 
 // Suite is all cases and the profiles that they name.
@@ -236,6 +238,23 @@ func (s *Step) String() string {
 		return strings.TrimSpace(s.Run)
 	}
 	return strings.Join(s.argv(), " ")
+}
+
+// checkImages finds names and patterns of images that match none of the
+// family, so that a misspelt one is not simply never run.
+func (s *Suite) checkImages(f *images.Family) error {
+	var names []string
+	for _, img := range f.Images {
+		names = append(names, img.Name)
+	}
+	for _, c := range s.Cases {
+		for _, pattern := range c.Images {
+			if !slices.ContainsFunc(names, func(name string) bool { return concerns([]string{pattern}, name) }) {
+				return fmt.Errorf("%s: case %s: no image is called %q; there are %s", c.File, c.Name, pattern, strings.Join(names, ", "))
+			}
+		}
+	}
+	return nil
 }
 
 // check finds what the schema cannot: names that lead nowhere.

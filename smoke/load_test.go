@@ -20,18 +20,12 @@ func TestCases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := s.checkImages(f); err != nil {
+		t.Error(err)
+	}
 	faults := map[int]bool{}
 	for _, c := range s.Cases {
 		faults[c.Fault] = true
-		var n int
-		for _, img := range f.Images {
-			if concerns(c.Images, img.Name) {
-				n++
-			}
-		}
-		if n == 0 {
-			t.Errorf("%s: case %s concerns no image: %q", c.File, c.Name, c.Images)
-		}
 	}
 	// 4 and 6 are profiles of the case of fault 3.
 	for n := 1; n <= 13; n++ {
@@ -61,6 +55,13 @@ func TestLoadErrors(t *testing.T) {
 		{"unknown profile", head + "    profiles: [gone]\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml: case one", `no profile is called "gone"`}},
 		{"unknown fixture", head + "    fixture: gone\n    steps: [{run: 'true'}]\n", []string{"case one", `smoke/fixtures has no folder "gone"`}},
 		{"two of a name", head + "    steps: [{run: 'true'}]\n" + strings.TrimPrefix(head, "cases:\n") + "    steps: [{run: 'true'}]\n", []string{"case one", "same name"}},
+		{"wrong runtime", head + "    container: {runtime: kata}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one container runtime", "runsc"}},
+		{"a mount of nothing", head + "    container: {mounts: [{path: /x}]}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one container mounts 0", "tmpfs"}},
+		{"a mount of two kinds", head + "    container:\n      mounts:\n        - {path: /x, bind: a, volume: b}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:7", "case one container mounts 0"}},
+		{"two commands", head + "    steps:\n      - {run: 'true', exec: [x]}\n", []string{"cases/x.yaml:6", "case one steps 0"}},
+		{"a field of a phase", head + "    phases:\n      - name: p\n        step: [{run: 'true'}]\n", []string{"cases/x.yaml:6", "case one phases 0", "step"}},
+		{"a field of a profile", "profiles:\n  odd:\n    container: {readonly: sometimes}\n", []string{"cases/x.yaml:3", "profiles odd container readonly", "want boolean"}},
+		{"a field beside the cases", "case: []\n", []string{"cases/x.yaml:1", "'case'"}},
 		{"no YAML", "cases: [", []string{"cases/x.yaml", "line 1"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -94,5 +95,19 @@ func TestOver(t *testing.T) {
 	}
 	if base.Env["B"] != "1" {
 		t.Error("the profile was changed")
+	}
+}
+
+// A misspelt image is an error, not a case that never runs.
+func TestUnknownImage(t *testing.T) {
+	f := &images.Family{Images: []images.Image{{Name: "loomcycle"}, {Name: "loomcycle-toolbox"}}}
+	s := &Suite{Cases: []Case{{Name: "one", File: "cases/x.yaml", Images: []string{"loomcycle*", "loomcycle-toolbx"}}}}
+	err := s.checkImages(f)
+	if err == nil || err.Error() != `cases/x.yaml: case one: no image is called "loomcycle-toolbx"; there are loomcycle, loomcycle-toolbox` {
+		t.Error(err)
+	}
+	s.Cases[0].Images = []string{"loomcycle*"}
+	if err := s.checkImages(f); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -63,8 +63,12 @@ type Report struct {
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"`
 	Engine  string    `json:"engine,omitempty"`
-	Results []Result  `json:"results"`
-	// Leaks are containers and volumes that the run left behind.
+	// Cases is how many the run had; there are fewer results when it was
+	// interrupted.
+	Cases       int      `json:"cases"`
+	Interrupted bool     `json:"interrupted,omitempty"`
+	Results     []Result `json:"results"`
+	// Leaks are containers, volumes and processes that the run left behind.
 	Leaks []string `json:"leaks,omitempty"`
 }
 
@@ -110,7 +114,7 @@ func (r *Report) write(w io.Writer, folder, summary string) error {
 	return errors.Join(errs...)
 }
 
-// column is one variant; an emulated one says so.
+// column is one variant; an emulated one has a star.
 type column struct{ image, platform string }
 
 func (r *Report) columns() (cols []column, heads []string) {
@@ -120,13 +124,32 @@ func (r *Report) columns() (cols []column, heads []string) {
 		if i < 0 {
 			i = len(cols)
 			cols = append(cols, c)
-			heads = append(heads, strings.TrimPrefix(strings.TrimPrefix(res.Image, "loomcycle-"), "sandbox-")+" "+strings.TrimPrefix(res.Platform, "linux/"))
+			heads = append(heads, strings.TrimPrefix(res.Platform, "linux/"))
 		}
 		if res.Emulated && !strings.HasSuffix(heads[i], "*") {
 			heads[i] += "*"
 		}
 	}
-	return cols, heads
+	// The columns of an image stand together, whatever case came first.
+	first := func(name string) int { return slices.IndexFunc(cols, func(c column) bool { return c.image == name }) }
+	order := make([]int, len(cols))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(first(cols[a].image), first(cols[b].image)), cmp.Compare(cols[a].platform, cols[b].platform))
+	})
+	var sorted []column
+	var names []string
+	for _, i := range order {
+		sorted, names = append(sorted, cols[i]), append(names, heads[i])
+	}
+	return sorted, names
+}
+
+// short is an image's name as the table has it.
+func short(image string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(image, "loomcycle-"), "sandbox-")
 }
 
 // rows are the table's: case, cells.
@@ -149,32 +172,72 @@ func (r *Report) rows(cols []column, cell func(*Result) string) [][]string {
 // slowest is how many cases the report lists by their time.
 const slowest = 5
 
+// table is the cases by the variants, an image's name above its platforms:
+// for the whole family less than 100 characters wide.
+func (r *Report) table(w io.Writer) error {
+	cols, heads := r.columns()
+	rows := r.rows(cols, func(res *Result) string {
+		switch {
+		case res.Status == NotRun:
+			return "no run"
+		case res.Status == Failed:
+			return "FAILED"
+		case res.Seconds < 9.95:
+			return fmt.Sprintf("ok %.1f", res.Seconds)
+		}
+		return fmt.Sprintf("ok %.0f", res.Seconds)
+	})
+	name, width := len("CASE"), make([]int, len(cols))
+	for _, row := range append(rows, append([]string{""}, heads...)) {
+		name = max(name, len(row[0]))
+		for i, cell := range row[1:] {
+			width[i] = max(width[i], len(cell))
+		}
+	}
+	var top strings.Builder
+	for i, c := range cols {
+		if i > 0 && cols[i-1].image == c.image {
+			continue
+		}
+		last := i
+		span := width[i]
+		for last+1 < len(cols) && cols[last+1].image == c.image {
+			last++
+			span += 1 + width[last]
+		}
+		width[last] += max(0, len(short(c.image))-span)
+		fmt.Fprintf(&top, "  %-*s", max(span, len(short(c.image))), short(c.image))
+	}
+	line := func(first string, cells []string) {
+		var text strings.Builder
+		fmt.Fprintf(&text, "%-*s", name, first)
+		for i, cell := range cells {
+			gap := " "
+			if i == 0 || cols[i-1].image != cols[i].image {
+				gap = "  "
+			}
+			fmt.Fprintf(&text, "%s%-*s", gap, width[i], cmp.Or(cell, "-"))
+		}
+		fmt.Fprintln(w, strings.TrimRight(text.String(), " "))
+	}
+	fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-*s%s", name, "", top.String()), " "))
+	line("CASE", heads)
+	for _, row := range rows {
+		line(row[0], row[1:])
+	}
+	_, err := fmt.Fprintln(w, "ok: passed, in so many seconds; -: no case of this image or platform")
+	return err
+}
+
 // Print writes the table, what failed and the slowest cases.
 func (r *Report) Print(w io.Writer) error {
-	cols, heads := r.columns()
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "CASE\t%s\n", strings.Join(heads, "\t"))
-	for _, row := range r.rows(cols, func(res *Result) string {
-		switch res.Status {
-		case Passed:
-			return fmt.Sprintf("ok %.1fs", res.Seconds)
-		case NotRun:
-			return "not run"
+	if len(r.Results) > 0 {
+		if err := r.table(w); err != nil {
+			return err
 		}
-		return "FAILED"
-	}) {
-		for i := range row {
-			if row[i] == "" {
-				row[i] = "-"
-			}
-		}
-		fmt.Fprintln(t, strings.Join(row, "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
 	}
 	if slices.ContainsFunc(r.Results, func(res Result) bool { return res.Emulated }) {
-		fmt.Fprintln(w, "* under emulation, the chosen subset of cases")
+		fmt.Fprintln(w, "*: under QEMU, the cases that are marked for it")
 	}
 	for _, res := range r.Results {
 		if res.Status != Failed {
@@ -189,28 +252,44 @@ func (r *Report) Print(w io.Writer) error {
 			fmt.Fprintf(w, "  output   %s\n", indent(tail(res.Output, 40), "           "))
 		}
 	}
-	reasons := map[string]int{}
-	for _, res := range r.Results {
-		if res.Status == NotRun {
-			reasons[res.Message]++
+	for reason, n := range r.reasons() {
+		fmt.Fprintf(w, "\nnot run, %d: %s\n", n, reason)
+	}
+	for i, res := range r.slowest() {
+		if i == 0 {
+			fmt.Fprintln(w, "\nslowest:")
 		}
+		fmt.Fprintf(w, "  %5.1f s  %s on %s, %s\n", res.Seconds, res.Case, short(res.Image), res.where())
 	}
-	for _, res := range r.Results {
-		if n := reasons[res.Message]; res.Status == NotRun && n > 0 {
-			fmt.Fprintf(w, "\nnot run, %d: %s", n, res.Message)
-			delete(reasons, res.Message)
-		}
+	if r.Interrupted {
+		fmt.Fprintf(w, "INTERRUPTED after %d of %d cases\n", len(r.Results), r.Cases)
 	}
-	fmt.Fprint(w, "\nslowest:")
-	for _, res := range r.slowest() {
-		fmt.Fprintf(w, "  %s %s %.1fs", res.Case, strings.TrimPrefix(res.Platform, "linux/"), res.Seconds)
-	}
-	fmt.Fprintf(w, "\n%d passed, %d failed, %d not run in %.0f s with %s\n",
+	fmt.Fprintf(w, "%d passed, %d failed, %d not run in %.0f s with %s\n",
 		r.count(Passed), r.count(Failed), r.count(NotRun), r.Seconds, cmp.Or(r.Engine, "no engine"))
 	for _, l := range r.Leaks {
 		fmt.Fprintf(w, "LEAKED %s\n", l)
 	}
 	return nil
+}
+
+// reasons are why cases were not run, in the table's order, and how many each.
+func (r *Report) reasons() iter.Seq2[string, int] {
+	return func(yield func(string, int) bool) {
+		n, order := map[string]int{}, []string{}
+		for _, res := range r.Results {
+			if res.Status != NotRun {
+				continue
+			}
+			if n[res.Message]++; n[res.Message] == 1 {
+				order = append(order, res.Message)
+			}
+		}
+		for _, reason := range order {
+			if !yield(reason, n[reason]) {
+				return
+			}
+		}
+	}
 }
 
 func (r *Report) slowest() []Result {
@@ -235,6 +314,9 @@ func tail(s string, n int) string {
 // markdown is the summary that a GitHub run shows.
 func (r *Report) markdown(w io.Writer) error {
 	cols, heads := r.columns()
+	for i, c := range cols {
+		heads[i] = short(c.image) + " " + heads[i]
+	}
 	fmt.Fprintf(w, "### Smoke: %d passed, %d failed, %d not run\n\n| case | %s |\n| --- |%s\n", r.count(Passed), r.count(Failed), r.count(NotRun),
 		strings.Join(heads, " | "), strings.Repeat(" --- |", len(heads)))
 	for _, row := range r.rows(cols, func(res *Result) string {
@@ -253,7 +335,19 @@ func (r *Report) markdown(w io.Writer) error {
 			fmt.Fprintf(w, "\n%s\n$ %s\n%s\n%s\n", fence, res.Command, tail(res.Output, 40), fence)
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%.0f s with %s\n", r.Seconds, cmp.Or(r.Engine, "no engine"))
+	for reason, n := range r.reasons() {
+		fmt.Fprintf(w, "\n%d not run: %s\n", n, reason)
+	}
+	for _, l := range r.Leaks {
+		fmt.Fprintf(w, "\n**leaked**: %s\n", l)
+	}
+	if r.Interrupted {
+		fmt.Fprintf(w, "\n**interrupted** after %d of %d cases\n", len(r.Results), r.Cases)
+	}
+	for i, res := range r.slowest() {
+		fmt.Fprintf(w, "%s%s on %s, %s %.1f s", []string{"\nSlowest: ", "; "}[min(i, 1)], res.Case, short(res.Image), res.where(), res.Seconds)
+	}
+	_, err := fmt.Fprintf(w, "\n\n%.0f s with %s\n", r.Seconds, cmp.Or(r.Engine, "no engine"))
 	return err
 }
 
@@ -311,6 +405,14 @@ func (r *Report) junit() ([]byte, error) {
 		}
 		s.Time = fmt.Sprintf("%.3f", total)
 		out.Suites = append(out.Suites, s)
+	}
+	if len(r.Leaks) > 0 || r.Interrupted {
+		f := &junitFailure{Message: "the run was interrupted"}
+		if len(r.Leaks) > 0 {
+			f = &junitFailure{Message: "the run left something behind", Text: printable(strings.Join(r.Leaks, "\n"))}
+		}
+		out.Suites = append(out.Suites, junitSuite{Name: "the run", Tests: 1, Failures: 1, Time: fmt.Sprintf("%.3f", r.Seconds),
+			Stamp: r.Started.Format("2006-01-02T15:04:05"), Cases: []junitCase{{Name: "end", Class: "smoke", Time: "0", Failure: f}}})
 	}
 	text, err := xml.MarshalIndent(out, "", "  ")
 	return append([]byte(xml.Header), append(text, '\n')...), err

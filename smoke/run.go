@@ -65,8 +65,9 @@ type runner struct {
 	jobs    int
 	slow    float64
 	cache   string
+	scratch string            // folder of this run; its name marks what belongs to it
 	probes  map[string]string // folder of the probe by architecture
-	// asked is true when the operator chose an engine that cannot run all.
+	// asked is true when the operator chose BuildKit, which cannot run all.
 	asked bool
 
 	mu    sync.Mutex
@@ -107,6 +108,9 @@ func newRunner(ctx context.Context, o Options) (*runner, error) {
 			return nil, fmt.Errorf("SMOKE_SLOW=%q is not a factor for time budgets, such as 3", v)
 		}
 	}
+	if err := r.suite.checkImages(r.family); err != nil {
+		return nil, err
+	}
 	if r.targets, err = r.findTargets(ctx); err != nil {
 		return nil, err
 	}
@@ -114,25 +118,32 @@ func newRunner(ctx context.Context, o Options) (*runner, error) {
 }
 
 // openEngine is the engine that SMOKE_ENGINE names, else podman, which is
-// installed where that is possible, else docker, else BuildKit.
+// installed where that is possible, else docker, else BuildKit. CI has podman
+// with every runtime that a case asks for.
 func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
-	name := r.Getenv("SMOKE_ENGINE")
-	r.asked = name != ""
+	podman := func() error {
+		programs := []string{"podman", "runc"}
+		if r.ci() {
+			programs = append(programs, "runsc")
+		}
+		return host.Need(ctx, r.Log, programs...)
+	}
 	bk := func() (engine.Engine, error) {
 		return engine.BuildKit(ctx, buildkit.Options{Getenv: r.Getenv, Log: r.Log, Root: r.Root})
 	}
-	switch name {
+	switch name := r.Getenv("SMOKE_ENGINE"); name {
 	case "podman":
-		if err := host.Need(ctx, r.Log, "podman", "runc"); err != nil {
+		if err := podman(); err != nil {
 			return nil, err
 		}
 		return engine.Podman(ctx, r.cache, r.Log)
 	case "docker":
 		return engine.Docker(ctx)
 	case "buildkit":
+		r.asked = true
 		return bk()
 	case "":
-		missing := host.Need(ctx, r.Log, "podman", "runc")
+		missing := podman()
 		if missing == nil {
 			return engine.Podman(ctx, r.cache, r.Log)
 		}
@@ -141,9 +152,12 @@ func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
 		}
 		fmt.Fprintf(r.Log, "smoke: no container engine (%v): cases run in BuildKit where they can\n", missing)
 		return bk()
+	default:
+		return nil, fmt.Errorf("SMOKE_ENGINE=%q is none of podman, docker, buildkit", name)
 	}
-	return nil, fmt.Errorf("SMOKE_ENGINE=%q is none of podman, docker, buildkit", name)
 }
+
+func (r *runner) ci() bool { return r.Getenv("CI") == "true" }
 
 func (r *runner) run(ctx context.Context) (report *Report, err error) {
 	report = &Report{Started: time.Now().UTC()}
@@ -151,31 +165,63 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 	if len(tasks) == 0 {
 		return nil, fmt.Errorf("no case matches: images %v, SMOKE_CASES=%q", r.Images, r.Getenv("SMOKE_CASES"))
 	}
+	report.Cases = len(tasks)
 	if slices.ContainsFunc(tasks, func(t *task) bool { return !t.c.Structure }) {
-		if r.engine, err = r.openEngine(ctx); err != nil {
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		if err := r.prepare(ctx, tasks); err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, r.engine.Close(ctx)) }()
 		report.Engine = r.engine.Name()
-		if slices.ContainsFunc(tasks, func(t *task) bool { return t.emulated() }) {
-			if err := host.Binfmt(ctx, r.Log); err != nil {
-				return nil, err
-			}
-		}
-		if err := r.compileProbes(ctx, tasks); err != nil {
-			return nil, err
-		}
 	}
 	r.work(ctx, tasks, report)
 	report.Seconds = time.Since(report.Started).Seconds()
 	if r.engine != nil {
-		leaks, lerr := r.engine.Leaks(context.WithoutCancel(ctx))
-		report.Leaks, err = leaks, lerr
+		if report.Leaks, err = r.leaks(ctx); err != nil {
+			return report, err
+		}
 	}
 	if ctx.Err() != nil {
-		err = errors.Join(err, fmt.Errorf("the run was cancelled: %w", context.Cause(ctx)))
+		report.Interrupted = true
+		return report, fmt.Errorf("the run was interrupted: %w", context.Cause(ctx))
 	}
-	return report, err
+	return report, nil
+}
+
+// prepare makes what tasks with containers need, and close takes it away.
+func (r *runner) prepare(ctx context.Context, tasks []*task) (err error) {
+	if r.scratch, err = os.MkdirTemp("", "smoke-*"); err != nil {
+		return err
+	}
+	if err := os.Chmod(r.scratch, 0o755); err != nil { // containers' uids pass through it
+		return err
+	}
+	if r.engine, err = r.openEngine(ctx); err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		if !t.emulated() {
+			continue
+		}
+		if err := host.Emulate(ctx, r.Log, t.target.arch()); err != nil {
+			return err
+		}
+	}
+	return r.compileProbes(ctx, tasks)
+}
+
+func (r *runner) close(ctx context.Context) (err error) {
+	if r.engine != nil {
+		err = r.engine.Close(ctx)
+	}
+	return errors.Join(err, os.RemoveAll(r.scratch))
+}
+
+// leaks lists what is still there when all cases have ended: containers and
+// volumes that the engine knows, and processes of either.
+func (r *runner) leaks(ctx context.Context) ([]string, error) {
+	ctx = context.WithoutCancel(ctx)
+	left, err := r.engine.Leaks(ctx)
+	return append(left, engine.Processes(ctx, filepath.Base(r.scratch))...), err
 }
 
 // work runs the tasks, jobs at a time.
@@ -186,7 +232,11 @@ func (r *runner) work(ctx context.Context, tasks []*task, report *Report) {
 	for range r.jobs {
 		wg.Go(func() {
 			for t := range queue {
-				results <- r.one(ctx, t)
+				res := r.one(ctx, t)
+				if ctx.Err() != nil && res.Status != Passed {
+					continue // the interruption failed it, not the image
+				}
+				results <- res
 			}
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 	"github.com/loomcycle/loomcycle-images/smoke/plan"
 )
@@ -98,13 +100,25 @@ func newTestRunner(t *testing.T, e engine.Engine, cases string) *runner {
 	if err != nil {
 		t.Fatal(err)
 	}
+	scratch, err := os.MkdirTemp(t.TempDir(), "smoke-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The probe is linked once for all tests.
+	cache, err := buildkit.CacheDir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &runner{
 		Options: Options{Root: root, Getenv: func(string) string { return "" }, Log: t.Output(), Reports: dir},
-		suite:   s, engine: e, jobs: 2, slow: 1, cache: dir, probes: map[string]string{}, facts: map[string]fact{},
+		suite:   s, engine: e, jobs: 2, slow: 1, cache: cache, scratch: scratch, probes: map[string]string{}, facts: map[string]fact{},
 	}
-	for name, d := range map[string]digest.Digest{"loomcycle": testDigest, "loomcycle-toolbox": otherDigest} {
-		r.targets = append(r.targets, &target{def: &images.Image{Name: name}, Image: engine.Image{
-			Name: name, Platform: "linux/" + runtime.GOARCH, Manifest: d, Content: empty.Image,
+	for _, v := range []struct {
+		name string
+		d    digest.Digest
+	}{{"loomcycle", testDigest}, {"loomcycle-toolbox", otherDigest}} {
+		r.targets = append(r.targets, &target{def: &images.Image{Name: v.name}, Image: engine.Image{
+			Name: v.name, Platform: "linux/" + runtime.GOARCH, Manifest: v.d, Content: empty.Image,
 		}})
 	}
 	return r
@@ -118,12 +132,33 @@ func report(t *testing.T, r *runner) (*Report, string) {
 	}
 	rep := &Report{Engine: "direct"}
 	r.work(t.Context(), tasks, rep)
-	rep.Leaks, _ = r.engine.Leaks(t.Context())
+	var err error
+	if rep.Leaks, err = r.leaks(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	var text bytes.Buffer
 	if err := rep.write(&text, r.Reports, filepath.Join(r.Reports, "summary.md")); err != nil {
 		t.Fatal(err)
 	}
 	return rep, text.String()
+}
+
+// lockedBuffer takes what two streams of a process write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func newDirect() *direct { return &direct{volumes: map[string]bool{}} }
@@ -260,5 +295,106 @@ func TestEngineThatCannot(t *testing.T) {
 	r.asked = true
 	if rep, text := report(t, r); rep.Err() != nil || !strings.Contains(text, "not run, 1: install podman") {
 		t.Errorf("%v\n%s", rep.Err(), text)
+	}
+}
+
+// Only BuildKit, asked for by name, may leave cases out; podman or docker may
+// not, and CI not even for a runtime that is not there.
+func TestWhoMayLeaveOut(t *testing.T) {
+	cases := "cases:\n  - {name: x, title: It needs gVisor, images: [loomcycle], container: {runtime: runsc}, steps: [{run: 'true'}]}\n"
+	for _, tc := range []struct {
+		asked bool
+		ci    string
+		want  Status
+	}{{false, "", NotRun}, {false, "true", Failed}, {true, "true", NotRun}} {
+		e := newDirect()
+		e.cannot = errors.New("the runtime runsc is not installed")
+		r := newTestRunner(t, e, cases)
+		r.asked, r.Getenv = tc.asked, func(name string) string { return map[string]string{"CI": tc.ci}[name] }
+		if rep, _ := report(t, r); rep.Results[0].Status != tc.want {
+			t.Errorf("BuildKit asked for %v, CI=%q: %+v", tc.asked, tc.ci, rep.Results[0])
+		}
+	}
+}
+
+// Without the engine that was asked for nothing passes: there is no run.
+func TestMissingEngine(t *testing.T) {
+	for engine, want := range map[string]string{
+		"docker": "docker does not answer",
+		"podman": "apt-get install podman runc",
+		"crio":   `SMOKE_ENGINE="crio" is none of podman, docker, buildkit`,
+	} {
+		t.Run(engine, func(t *testing.T) {
+			dir := tinyDist(t, "missing")
+			t.Setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+			if engine == "podman" {
+				t.Setenv("PATH", t.TempDir()) // nor apt-get
+			}
+			rep, err := Run(t.Context(), Options{Root: "..", Dist: dir, Out: t.Output(), Log: t.Output(), Reports: t.TempDir(),
+				Getenv: environment(map[string]string{"SMOKE_ENGINE": engine, "SMOKE_CASES": "no-shell", "LOOMCYCLE_CACHE": t.TempDir(), "CI": ""})})
+			if rep != nil || err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%+v, %v", rep, err)
+			}
+		})
+	}
+}
+
+// The table of the whole family fits into 100 columns, and is the matrix's.
+func TestTable(t *testing.T) {
+	rep := &Report{Engine: "podman", Cases: 11}
+	add := func(name, image, platform string, seconds float64, status Status) {
+		rep.Results = append(rep.Results, Result{Case: name, Image: image, Platform: platform, Seconds: seconds, Status: status, Emulated: strings.HasSuffix(platform, "arm64") && name != "structure"})
+	}
+	for _, image := range []string{"loomcycle", "loomcycle-toolbox", "loomcycle-sandbox-session", "loomcycle-builder", "loomcycle-builder-docker"} {
+		for _, p := range []string{"linux/amd64", "linux/arm64"} {
+			add("structure", image, p, 0.24, Passed)
+			add("python-compiled/hardened", image, p, 123.4, Passed)
+		}
+	}
+	add("stop", "loomcycle", "linux/amd64", 9.96, Failed)
+	add("every-tool/gvisor", "loomcycle-sandbox-session", "linux/amd64", 0, NotRun)
+	var out bytes.Buffer
+	if err := rep.table(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := `                          loomcycle      toolbox        session        builder        builder-docker
+CASE                      amd64  arm64*  amd64  arm64*  amd64  arm64*  amd64  arm64*  amd64  arm64*
+structure                 ok 0.2 ok 0.2  ok 0.2 ok 0.2  ok 0.2 ok 0.2  ok 0.2 ok 0.2  ok 0.2 ok 0.2
+python-compiled/hardened  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123
+stop                      FAILED -       -      -       -      -       -      -       -      -
+every-tool/gvisor         -      -       -      -       no run -       -      -       -      -
+ok: passed, in so many seconds; -: no case of this image or platform
+`
+	if out.String() != want {
+		t.Errorf("the table is\n%s\nand not\n%s", &out, want)
+	}
+	for line := range strings.Lines(want) {
+		if n := len(line) - 1; n > 100 {
+			t.Errorf("%d characters: %s", n, line)
+		}
+	}
+}
+
+// What is left behind, and an interruption, are failures for a CI system too.
+func TestJUnitOfTheRun(t *testing.T) {
+	for want, rep := range map[string]*Report{
+		"container smoke-1":       {Leaks: []string{"container smoke-1"}},
+		"the run was interrupted": {Interrupted: true},
+	} {
+		text, err := rep.junit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back junitSuites
+		if err := xml.Unmarshal(text, &back); err != nil {
+			t.Fatal(err)
+		}
+		if len(back.Suites) != 1 || back.Suites[0].Failures != 1 || !strings.Contains(string(text), want) {
+			t.Errorf("%s", text)
+		}
+		var summary bytes.Buffer
+		if err := rep.markdown(&summary); err != nil || !strings.Contains(summary.String(), strings.TrimPrefix(want, "the run was ")) {
+			t.Errorf("%v\n%s", err, &summary)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
 // structure checks an image without running it: its configuration against
@@ -28,6 +29,11 @@ func (r *runner) structure(t *target) error {
 		return err
 	}
 	f.what = append(f.what, configProblems(t, config, r.family)...)
+	layers, err := r.layerProblems(t, config)
+	if err != nil {
+		return err
+	}
+	f.what = append(f.what, layers...)
 	over, detail, err := r.budget(t)
 	if err != nil {
 		return err
@@ -73,10 +79,35 @@ func configProblems(t *target, config *v1.ConfigFile, family *images.Family) (ou
 			out = append(out, fmt.Sprintf("the label org.opencontainers.image.%s is %q, not %q", key, got, fixed[key]))
 		}
 	}
-	if n := len(config.RootFS.DiffIDs); n != len(t.groups) {
-		out = append(out, fmt.Sprintf("%d layers for the groups %q", n, t.groups))
-	}
 	return out
+}
+
+// layerProblems compares the layers with the definition's groups: one each,
+// then its files and its programs.
+func (r *runner) layerProblems(t *target, config *v1.ConfigFile) (out []string, err error) {
+	groups, err := lock.LoadGroups(filepath.Join(r.Root, "images", "groups.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	closure, err := (&images.Graph{Groups: groups}).Closure(t.def)
+	if err != nil {
+		return nil, err
+	}
+	var want []string
+	for _, g := range closure {
+		want = append(want, g.Name)
+	}
+	want = append(want, images.Files)
+	if len(t.def.Programs) > 0 {
+		want = append(want, images.Programs)
+	}
+	if !slices.Equal(t.groups, want) {
+		out = append(out, fmt.Sprintf("its layers are the groups %q, not %q", t.groups, want))
+	}
+	if n := len(config.RootFS.DiffIDs); n != len(t.groups) {
+		out = append(out, fmt.Sprintf("it has %d layers for %d groups", n, len(t.groups)))
+	}
+	return out, nil
 }
 
 // budget compares the compressed size with the definition's. What grew is
@@ -160,6 +191,9 @@ func (r *runner) distroless(t *target) (problems []string, err error) {
 			say("is a shell")
 		case slices.Contains([]string{"apt", "apt-get", "dpkg", "apk", "rpm", "npm", "pip"}, base) && f.Kind == tar.TypeReg:
 			say("is a package manager")
+		}
+		if f.Kind == tar.TypeReg && f.Mode&0o111 != 0 && !slices.Contains(t.def.Programs, base) {
+			say("can be executed, and is no program of the image")
 		}
 		if f.Mode&0o6000 != 0 {
 			say("has a set-id bit: %#o", f.Mode)

@@ -1,14 +1,17 @@
 package smoke
 
 import (
+	"archive/tar"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 )
@@ -62,5 +65,58 @@ func TestBudget(t *testing.T) {
 	tg.def.Budget["amd64"] = "1MB"
 	if problems, _, err := r.budget(tg); err != nil || len(problems) > 0 {
 		t.Errorf("%v %v", problems, err)
+	}
+}
+
+// Everything that an image must not be is named: a configuration other than
+// its definition's, layers of other groups, files that distroless forbids or
+// that nobody agreed to.
+func TestStructure(t *testing.T) {
+	root := t.TempDir()
+	family, err := images.Load(os.DirFS(".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := os.ReadFile("../images/groups.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden := "/gone f 0644 0:0\n/usr/bin/su f 4755 0:0\n"
+	for name, text := range map[string][]byte{"images/groups.yaml": groups, "smoke/golden/loomcycle-amd64.txt": []byte(golden)} {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	def, err := family.Image("loomcycle")
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(name string, mode int64, uid int) imagetest.Entry {
+		return imagetest.Entry{Header: tar.Header{Name: name, Mode: mode, Uid: uid}}
+	}
+	content := imagetest.Image(t, v1.Config{User: "0:0", Labels: map[string]string{"org.opencontainers.image.vendor": "Other"}}, "amd64", []imagetest.Entry{
+		with("usr/bin/bash", 0o755, 0), with("usr/bin/dpkg", 0o755, 0), with("usr/bin/su", 0o4755, 0), with("var/open", 0o666, 0), with("var/other", 0o644, 1000),
+	})
+	r := &runner{Options: Options{Root: root, Getenv: func(string) string { return "" }}, family: family}
+	err = r.structure(&target{Image: engine.Image{Name: "loomcycle", Platform: "linux/amd64", Content: content}, def: def, groups: []string{"base"}})
+	if err == nil {
+		t.Fatal("it was accepted")
+	}
+	for _, want := range []string{
+		`user is ["0:0"], not ["65532:65532"]`, "entrypoint is []", "env is []", "ports is []", "the label org.opencontainers.image.revision is missing",
+		`vendor is "Other"`, `its layers are the groups ["base"], not ["static" "files" "programs"]`,
+		"/usr/bin/bash is a shell", "/usr/bin/su can be executed, and is no program of the image", "/usr/bin/dpkg is a package manager", "/usr/bin/su has a set-id bit: 04755", "/var/open is world-writable: 0666",
+		"/var/other belongs to 1000:0, neither root nor nonroot", "not in the golden list: /var/open f 0666 0:0", "only in the golden list: /gone f 0644 0:0",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in the error:\n%v", want, strings.ReplaceAll(err.Error(), "; ", "\n"))
+		}
+	}
+	if strings.Contains(err.Error(), "golden list: /usr/bin/su") {
+		t.Errorf("a file of the golden list is told: %v", err)
 	}
 }

@@ -77,7 +77,7 @@ func (r *runner) phases(ctx context.Context, t *task, sh *shared) error {
 			c.Args = []string{plan.Probe, "run", plan.File}
 		}
 		if err := r.engine.Can(c); err != nil {
-			if r.asked || spec.Runtime != "" && r.Getenv("CI") != "true" {
+			if r.asked || spec.Runtime != "" && !r.ci() {
 				return errNotRun{err}
 			}
 			return fmt.Errorf("%s cannot run this case: %w", r.engine.Name(), err)
@@ -207,7 +207,7 @@ func (r *runner) steps(ctx context.Context, t *task, c *engine.Container, fixtur
 
 // give makes the folder that a container sees as plan.Dir.
 func (r *runner) give(t *task, p plan.Plan) (string, error) {
-	dir, err := os.MkdirTemp("", "smoke-plan-*")
+	dir, err := os.MkdirTemp(r.scratch, "plan-*")
 	if err != nil {
 		return "", err
 	}
@@ -363,7 +363,7 @@ func (s *shared) dir(ctx context.Context, name, owner string) (string, error) {
 	if d := s.dirs[name]; d != "" {
 		return d, nil
 	}
-	d, err := os.MkdirTemp("", "smoke-bind-*")
+	d, err := os.MkdirTemp(s.r.scratch, "bind-*")
 	if err != nil {
 		return "", err
 	}

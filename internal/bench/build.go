@@ -29,7 +29,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if err := host.Need(ctx, log, "mmdebstrap", "qemu-aarch64-static"); err != nil {
 		return "", err
 	}
-	if err := host.Binfmt(ctx, log); err != nil {
+	if err := host.Emulate(ctx, log, "arm64"); err != nil {
 		return "", err
 	}
 	dir, err := os.MkdirTemp("", "bench-build-*")

@@ -62,7 +62,9 @@ type builder struct {
 	compress string
 	sources  *sources
 	runtime  loomcycle
-	id       string // tells the local sources of this build from another's
+	goproxy  string               // as a compile step reads it
+	modules  map[string]fsutil.FS // the folders that it names
+	id       string               // tells the local sources of this build from another's
 }
 
 // Run builds into the dist folder, which is replaced in one step when
@@ -160,6 +162,9 @@ func load(ctx context.Context, o Options) (*builder, error) {
 		if err := host.Need(ctx, b.Log, "npm"); err != nil {
 			return nil, fmt.Errorf("no npm registry is configured: set NPM_CONFIG_REGISTRY, or: %w", err)
 		}
+	}
+	if b.goproxy, b.modules, err = modules(goEnv(ctx, "GOPROXY")); err != nil {
+		return nil, err
 	}
 	b.sources = newSources(mirror.FromMachine(ctx, b.Getenv))
 	stamp := []string{"-X main.version=" + b.build.Version, "-X main.commit=" + b.build.Revision}
@@ -288,7 +293,7 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 	if b.sources.err != nil {
 		return nil, nil, b.sources.err
 	}
-	secrets := b.secrets(ctx)
+	secrets := b.secrets()
 	maps.Copy(secrets, b.sources.secrets)
 	for i := range jobs {
 		jobs[i].Opt.Session = []session.Attachable{secretsprovider.FromMap(secrets)}
@@ -375,14 +380,17 @@ func (b *builder) node(ctx context.Context, arch string) (*node, error) {
 		return nil, err
 	}
 	name := "unpacker-" + arch
+	mounts := map[string]fsutil.FS{name: unpacker, "source-gocache": gocache}
+	maps.Copy(mounts, b.modules)
 	return &node{
 		b:      b,
-		mounts: map[string]fsutil.FS{name: unpacker, "source-gocache": gocache},
+		mounts: mounts,
 		graph: &images.Graph{
 			Family: b.family, Groups: b.groups, Lock: b.lock,
 			Worker:   ocispec.Platform{OS: "linux", Architecture: arch},
 			Unpacker: llb.Local(name, llb.WithCustomName("send the unpacker")),
 			Source:   llb.Local("source-gocache", llb.WithCustomName("send the source of go-cache")),
+			Modules:  proxies(b.modules),
 			Fetch:    b.sources.fetch,
 			Epoch:    b.epoch(),
 		},
@@ -467,10 +475,10 @@ func (n *node) prebuilt(dir, arch string) (llb.State, error) {
 }
 
 // secrets are what compile steps may read of the machine's configuration.
-func (b *builder) secrets(ctx context.Context) map[string][]byte {
+func (b *builder) secrets() map[string][]byte {
 	out := map[string][]byte{}
-	if v := goEnv(ctx, "GOPROXY"); v != "" {
-		out[images.SecretGOPROXY] = []byte(v)
+	if b.goproxy != "" {
+		out[images.SecretGOPROXY] = []byte(b.goproxy)
 	}
 	if v := b.Getenv("NPM_CONFIG_REGISTRY"); v != "" {
 		out[images.SecretNPMRegistry] = []byte(v)

@@ -27,6 +27,9 @@ type Group struct {
 	// GoCache is the standard library compiled by the Go toolchain and the C
 	// compilers of the named group.
 	GoCache string `yaml:"gocache"`
+	// PyCache is the bytecode of the Python sources in the chain of the named
+	// group.
+	PyCache string `yaml:"pycache"`
 }
 
 // Groups are the groups of images/groups.yaml in the file's order.
@@ -86,8 +89,10 @@ func (gs Groups) validate() error {
 			return fmt.Errorf("group %q comes after %q, which is not declared above it", g.Name, g.After)
 		case g.GoCache != "" && !seen[g.GoCache]:
 			return fmt.Errorf("group %q compiles with group %q, which is not declared above it", g.Name, g.GoCache)
-		case len(g.Debian) == 0 && !g.Go && len(g.NPM) == 0 && g.GoCache == "":
-			return fmt.Errorf("group %q names no source: give it debian, go, npm or gocache", g.Name)
+		case g.PyCache != "" && !seen[g.PyCache]:
+			return fmt.Errorf("group %q compiles the Python of group %q, which is not declared above it", g.Name, g.PyCache)
+		case len(g.Debian) == 0 && !g.Go && len(g.NPM) == 0 && g.GoCache == "" && g.PyCache == "":
+			return fmt.Errorf("group %q names no source: give it debian, go, npm, gocache or pycache", g.Name)
 		}
 		for _, name := range g.NPM {
 			if name != Node && name != NPM {

@@ -217,6 +217,7 @@ func TestGroups(t *testing.T) {
 	for want, text := range map[string]string{
 		"declared twice":                         "groups: [{name: a, go: true}, {name: a, go: true}]",
 		`after "b", which is not declared above`: "groups: [{name: a, after: b, go: true}, {name: b, go: true}]",
+		`the Python of group "p", which is not`:  "groups: [{name: c, pycache: p}, {name: p, debian: [python3]}]",
 		"has no name":                            "groups: [{go: true}]",
 		"names no source":                        "groups: [{name: a}]",
 		`npm package "left-pad"`:                 "groups: [{name: a, npm: [left-pad]}]",

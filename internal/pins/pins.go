@@ -47,7 +47,7 @@ func Files(pins []Pin) (map[string][]byte, error) {
 	}{
 		"compose.pins.yaml":  {"A Compose override: docker compose -f compose.yaml -f compose.pins.yaml up", object{"services": services}},
 		"kustomization.yaml": {"A Kustomize component of image pins.", object{"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "images": images}},
-		"values.pins.yaml":   {"Helm values: helm upgrade -f values.pins.yaml ...", values},
+		"pins-values.yaml":   {"Helm values: helm upgrade -f pins-values.yaml ...", values},
 	} {
 		var b bytes.Buffer
 		fmt.Fprintf(&b, "# %s\n", v.comment)

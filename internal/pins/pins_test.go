@@ -3,6 +3,7 @@ package pins
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -122,7 +123,7 @@ func TestFiles(t *testing.T) {
 	var helm map[string]struct {
 		Image struct{ Repository, Tag string }
 	}
-	for name, into := range map[string]any{"compose.pins.yaml": &compose, "kustomization.yaml": &kustomize, "values.pins.yaml": &helm} {
+	for name, into := range map[string]any{"compose.pins.yaml": &compose, "kustomization.yaml": &kustomize, "pins-values.yaml": &helm} {
 		if err := yaml.Unmarshal(files[name], into); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -144,5 +145,37 @@ func TestFiles(t *testing.T) {
 	}
 	if changes, err := Update(folder, release); err != nil || len(changes) != 0 {
 		t.Errorf("what was just written changes: %+v, %v", changes, err)
+	}
+}
+
+// TestBotsFindTheFiles holds the file names against the patterns by which
+// Renovate's managers and Dependabot's fetchers choose files; docs/RELEASING.md
+// gives the one that Renovate has to be told.
+func TestBotsFindTheFiles(t *testing.T) {
+	files, err := Files(release)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "RELEASING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const told = `(^|/)[^/]*values\.ya?ml$`
+	if !strings.Contains(string(doc), strings.ReplaceAll("/"+told+"/", `\`, `\\`)) {
+		t.Errorf("docs/RELEASING.md does not give Renovate the pattern %s", told)
+	}
+	for name, patterns := range map[string][]string{
+		"compose.pins.yaml":  {`(^|/)(?:docker-)?compose[^/]*\.ya?ml$`, `(docker-)?compose(-[\w]+)?(?:\.[\w-]+)?\.ya?ml`},
+		"kustomization.yaml": {`(^|/)kustomization\.ya?ml$`},
+		"pins-values.yaml":   {told, `^[^.]+\.ya?ml`, `values[\-a-zA-Z_0-9]*\.ya?ml$`},
+	} {
+		if files[name] == nil {
+			t.Errorf("there is no file %s", name)
+		}
+		for _, p := range patterns {
+			if !regexp.MustCompile(p).MatchString(name) {
+				t.Errorf("%s does not match %s", name, p)
+			}
+		}
 	}
 }

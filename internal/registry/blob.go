@@ -68,6 +68,12 @@ func (c *Client) PushBlob(ctx context.Context, repository string, b Blob) error 
 	if err != nil {
 		return err
 	}
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	err = c.pushBlob(ctx, repo.RepositoryStr(), b, p.repos)
 	if err != nil {
 		return fmt.Errorf("push blob %s (%d bytes) to %s: %w", b.Digest, b.Size, repo, err)

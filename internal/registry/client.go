@@ -26,7 +26,7 @@ type Options struct {
 	Transport   http.RoundTripper // nil means go-containerregistry's default
 	Keychain    authn.Keychain    // nil means the docker configuration and its helpers
 	Backoff     Backoff
-	Concurrency int  // blobs at once; 0 means 4
+	Concurrency int  // blobs sent at once; 0 means 4
 	ReadOnly    bool // ask for pull scopes only
 	PlainHTTP   bool // no TLS; loopback never needs this
 	Log         func(format string, args ...any)
@@ -42,6 +42,7 @@ type Client struct {
 	http http.Client
 	Stats
 	blobs blobs
+	slots chan struct{} // one for each blob that is being sent
 }
 
 // Stats counts what was done for blobs since the client was opened.
@@ -79,7 +80,7 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 		o.Log = func(string, ...any) {}
 	}
 	o.Backoff = o.Backoff.withDefaults()
-	c := &Client{registry: reg, prefix: prefix, options: o}
+	c := &Client{registry: reg, prefix: prefix, options: o, slots: make(chan struct{}, o.Concurrency)}
 	var credentials authn.Authenticator
 	if credentials, err = authn.Resolve(ctx, o.Keychain, reg); err != nil {
 		return nil, fmt.Errorf("find the credentials of %s: %w", host, err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/loomcycle/loomcycle-images/internal/registry"
@@ -197,6 +198,43 @@ func TestMountsAcrossRepositories(t *testing.T) {
 				t.Errorf("%d bytes were sent for a blob of %d in two repositories", sent, len(data))
 			}
 		})
+	}
+}
+
+// TestUploadsAtOnceAreLimited holds every upload until as many as may run at
+// once are there, and counts them.
+func TestUploadsAtOnceAreLimited(t *testing.T) {
+	const limit, all = 3, 12
+	var now, most atomic.Int64
+	full := make(chan struct{})
+	var once sync.Once
+	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Distribution), func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPut {
+			return nil
+		}
+		n := now.Add(1)
+		defer now.Add(-1)
+		if n >= limit {
+			once.Do(func() { close(full) })
+		}
+		<-full
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		return nil
+	})
+	client, err := registry.Open(t.Context(), address, []string{"a"}, registry.Options{Concurrency: limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g errgroup.Group
+	for i := range all {
+		g.Go(func() error { return client.PushBlob(t.Context(), "a", registry.Bytes(content(1000+i))) })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if most.Load() != limit {
+		t.Errorf("%d uploads ran at once, want %d", most.Load(), limit)
 	}
 }
 

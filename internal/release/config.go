@@ -79,6 +79,7 @@ func Load(file string) (*Config, error) {
 	check(len(c.Versions) > 0, "versions: name at least one tag")
 	for _, r := range c.Registries {
 		check(regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`).MatchString(r.Variable), "registries: %q is not the name of an environment variable", r.Variable)
+		check(!r.ImmutableTags || !r.LegacySignatures, "registries: %s: the older tag scheme adds to tags, which a registry of immutable tags refuses; choose one of immutableTags and legacySignatures", r.Variable)
 	}
 	for _, t := range c.Versions {
 		check(strings.Contains(t, "{version}") && tagText.MatchString(template.ReplaceAllString(t, "1")), "versions: %q must be a tag with {version} in it", t)

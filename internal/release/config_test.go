@@ -76,6 +76,7 @@ func TestConfigErrorsSayWhatAndWhere(t *testing.T) {
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: x, scope: week}]":                     `not "week"`,
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: 'x y', scope: all}]":                  `"x y" must be a tag`,
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: '{version}-edge', scope: all}]":       "without {version}",
+		"registries: [{variable: R, immutableTags: true, legacySignatures: true}]\nreleases: r\nlocks: l\nversions: ['{version}']":           "choose one of immutableTags and legacySignatures",
 		"registries: [{variable: R, host: x}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: '{version}', scope: minor}]": "host",
 	} {
 		file := filepath.Join(t.TempDir(), "release.yaml")

@@ -107,8 +107,20 @@ func (k *lock) claim(ctx context.Context) error {
 	return nil
 }
 
+// withdraw ends a claim. A registry that never moves a tag refuses it a second
+// time, so one that was withdrawn, by whomever, is left as it is.
 func (k *lock) withdraw(ctx context.Context, id string) error {
-	if err := k.put(ctx, removeTag+id, map[string]string{holder: k.who}); err != nil {
+	_, absent, err := k.client.Digest(ctx, k.repo, removeTag+id)
+	if err == nil && !absent {
+		return nil
+	}
+	if err == nil {
+		err = k.put(ctx, removeTag+id, map[string]string{holder: k.who})
+	}
+	if err != nil {
+		if _, absent, lerr := k.client.Digest(ctx, k.repo, removeTag+id); lerr == nil && !absent {
+			return nil
+		}
 		return fmt.Errorf("give the release lock back: %w", err)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
@@ -328,12 +329,34 @@ func TestImmutableRegistry(t *testing.T) {
 			if err := Publish(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
+			// As after a kill between giving the lock back and forgetting it.
+			if j, err := openJournal(o.State, Version(v)); err != nil {
+				t.Fatal(err)
+			} else {
+				j.Claims[address] = lastClaim(t, m, address)
+				err = j.save()
+				if j.close(); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if !said {
 				t.Error("no line says that the channels were skipped")
 			}
 		}
 		m.complete(address, folder)
 	}
+}
+
+// lastClaim is the id of a claim that was withdrawn.
+func lastClaim(t *testing.T, m *maker, address string) string {
+	t.Helper()
+	for tag := range m.tags(address, "loomcycle-release-lock") {
+		if _, id, ok := strings.Cut(tag, ":"+removeTag); ok {
+			return id
+		}
+	}
+	t.Fatal("no claim was withdrawn")
+	return ""
 }
 
 func TestTwoReleasesAtOnce(t *testing.T) {
@@ -511,6 +534,67 @@ func TestMirror(t *testing.T) {
 	if legacy != 6 {
 		t.Errorf("%d signatures and attestations of the tag scheme were mirrored, want 6: %v", legacy, tags)
 	}
+}
+
+// TestFullDisk is a registry whose disk fills while a release is pushed: no tag
+// appears, the error names the blob, and with room again the release finishes.
+func TestFullDisk(t *testing.T) {
+	folder := t.TempDir()
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=2m"); err != nil {
+		if errors.Is(err, unix.EPERM) && os.Getenv("CI") != "true" {
+			t.Skip("mounting a small tmpfs needs root")
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, unix.MNT_DETACH) })
+	address := registrytest.StartDistribution(t, filepath.Join(folder, "r"), "")
+	m := newMaker(t, address)
+	f := disttest.Small("1.0.0")
+	f.Images["toolbox"] = append(f.Images["toolbox"], disttest.Layer{Name: "big", Size: 3 << 20})
+	o := m.options(m.dist(f))
+	o.Registry.Backoff.Attempts = 3
+	if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "push blob sha256:") {
+		t.Fatalf("a release to a full disk gave %v", err)
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.tags(address, repositories...); len(got) != 0 {
+		t.Errorf("tags after a full disk: %v", got)
+	}
+	if err := Publish(t.Context(), o); err != nil {
+		t.Fatalf("with room on the disk again: %v", err)
+	}
+	m.complete(address, o.Dist, "1.0", "1", "latest")
+}
+
+// TestTokensExpire gives out tokens that are good for twenty requests, so that
+// several end within one release.
+func TestTokensExpire(t *testing.T) {
+	inner := registrytest.Start(t, registrytest.Distribution)
+	var issued atomic.Int64
+	var uses sync.Map
+	var address string
+	address = registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
+		if r.URL.Path == "/token" {
+			token := fmt.Sprintf("t%d", issued.Add(1))
+			uses.Store("Bearer "+token, new(atomic.Int64))
+			return registrytest.Answer(200, fmt.Sprintf(`{"token":%q}`, token))
+		}
+		if n, ok := uses.Load(r.Header.Get("Authorization")); ok && n.(*atomic.Int64).Add(1) <= 20 {
+			return nil
+		}
+		return registrytest.Answer(401, "", "WWW-Authenticate", `Bearer realm="http://`+address+`/token",service="r"`)
+	})
+	m := newMaker(t, address)
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	if issued.Load() < 4 {
+		t.Errorf("only %d tokens were issued: none expired", issued.Load())
+	}
+	m.complete(inner, folder, "1.0", "1", "latest")
 }
 
 // TestFlakyRegistry fails one request in five, in every way, and cuts one upload in three.

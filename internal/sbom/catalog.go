@@ -200,6 +200,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 		}
 	}
 	c.checkDebian(all)
+	c.claimBytecode(components.Bytecode)
 
 	var own artifact.ID
 	for _, component := range components.Components {
@@ -316,6 +317,22 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		}
 	}
 	return nil
+}
+
+// claimBytecode gives the compiled Python of a layer group to the packages of
+// its sources (PEP 3147's layout).
+func (c *Catalog) claimBytecode(group string) {
+	for _, f := range c.Variant.FS.All() {
+		dir, base := path.Split(f.Path)
+		folder, inside := strings.CutSuffix(dir, "__pycache__/")
+		module, _, _ := strings.Cut(base, ".cpython-")
+		if !inside || !f.Regular() || group == "" || c.Variant.group(f) != group {
+			continue
+		}
+		if id, ok := c.Owner[folder+module+".py"]; ok {
+			c.Owner[f.Path] = id
+		}
+	}
 }
 
 // checkDebian compares the dpkg database with the lock for the image's groups.

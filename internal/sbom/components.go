@@ -28,6 +28,9 @@ type Components struct {
 	Programs []string `yaml:"programs"`
 	// NPM is the folder that holds the locked npm packages.
 	NPM string `yaml:"npm"`
+	// Bytecode is the layer group whose files belong to the packages of the
+	// Python sources that they were compiled from.
+	Bytecode string `yaml:"bytecode"`
 }
 
 // Component owns the files that its patterns match.

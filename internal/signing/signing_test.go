@@ -1,17 +1,31 @@
 package signing_test
 
 import (
+	"archive/tar"
 	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
@@ -238,6 +252,48 @@ func TestKeyErrorsSayWhichVariable(t *testing.T) {
 	}
 }
 
+// TestKMS signs and verifies by a KMS URI, with sigstore's provider that keeps
+// its key in memory: what is tested is the way of a URI, not a cloud.
+func TestKMS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(key))
+	getenv := func(k string) string { return map[string]string{"COSIGN_KEY": "fakekms://key"}[k] }
+	s, err := signing.Open(ctx, signing.FromEnv(getenv, t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "dist")
+	r, err := disttest.Small("1.0.0").Write(folder)
+	if err == nil {
+		_, err = signing.SignFamily(ctx, folder, r, s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := signing.TrustFromEnv(getenv, t.TempDir())
+	if err != nil || config.Key != "fakekms://key" {
+		t.Fatalf("trusted is %+v, %v", config, err)
+	}
+	verify := func(ctx context.Context) error {
+		trust, err := signing.NewTrust(ctx, config)
+		if err == nil {
+			_, _, err = signing.VerifyImage(ctx, signing.Layout(filepath.Join(folder, "oci")), hash(t, r.Images[0].IndexDigest), trust)
+		}
+		return err
+	}
+	if err := verify(ctx); err != nil {
+		t.Error(err)
+	}
+	if other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Error(err)
+	} else if err := verify(context.WithValue(t.Context(), fake.KmsCtxKey{}, crypto.PrivateKey(other))); err == nil {
+		t.Error("another key of the KMS verifies")
+	}
+}
+
 // cosign builds the real command line tool of a major version.
 func cosign(t *testing.T, major string) string {
 	return tool(t, "cosign"+major, "cosign"+major, "", "github.com/sigstore/cosign/v"+major+"/cmd/cosign")
@@ -398,6 +454,47 @@ func TestStockCosignVerifies(t *testing.T) {
 	}
 }
 
+// TestTagSchemeIsFinished is a run that was killed after the first of three
+// attestations, the run that finishes it, and one that finds nothing to do.
+func TestTagSchemeIsFinished(t *testing.T) {
+	folder, _, r, s, _ := family(t)
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Distribution), []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := r.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, subject := signing.Layout(filepath.Join(folder, "oci")), hash(t, image.Platforms[0].Digest)
+	put(t, c, l, "toolbox", subject)
+	bundles, err := signing.Bundles(t.Context(), l, subject)
+	if err != nil || len(bundles) != len(signing.OnVariant) {
+		t.Fatalf("%d bundles, %v", len(bundles), err)
+	}
+	var digests []v1.Hash
+	slices.SortFunc(bundles, func(a, b signing.Attachment) int {
+		return slices.Index(signing.OnVariant, a.PredicateType) - slices.Index(signing.OnVariant, b.PredicateType)
+	})
+	for _, run := range []struct{ bundles, attested int }{{2, 1}, {4, 3}, {4, 3}} {
+		if err := s.Legacy(t.Context(), c, "toolbox", subject, bundles[:run.bundles]); err != nil {
+			t.Fatal(err)
+		}
+		m, h, err := c.Fetch(t.Context(), "toolbox", subject.Algorithm+"-"+subject.Hex+".att")
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := v1.ParseManifest(bytes.NewReader(m.Raw))
+		if err != nil || len(parsed.Layers) != run.attested {
+			t.Errorf("%d bundles gave %d attestations, want %d (%v)", run.bundles, len(parsed.Layers), run.attested, err)
+		}
+		digests = append(digests, h)
+	}
+	if digests[1] != digests[2] {
+		t.Error("a finished set of attestations was written again")
+	}
+}
+
 // TestContainersPolicyVerifies pulls under a policy.json of sigstoreSigned, which
 // knows the tag scheme only: with the library of podman, CRI-O and skopeo at its
 // current version, and with the programs that are installed.
@@ -446,6 +543,15 @@ func TestContainersPolicyVerifies(t *testing.T) {
 			return []string{registrytest.Tool(t, "podman", "apt-get install podman"), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
 				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref}
 		}},
+		{"podman of loomcycle-builder", func(t *testing.T, p string) []string {
+			store, err := os.MkdirTemp("", "p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(store) })
+			return append(builderPodman(t), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
+				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			env := []string{"HOME=" + home}
@@ -463,4 +569,74 @@ func TestContainersPolicyVerifies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// builderPodman unpacks the loomcycle-builder image of dist and gives the command
+// that runs its podman, Debian 13's, in it.
+func builderPodman(t *testing.T) []string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("a root folder for podman needs root")
+	}
+	folder := filepath.Join("..", "..", "dist")
+	r, err := dist.Read(folder)
+	if err != nil {
+		t.Skipf("there is no build to take podman from (go run mage.go dist): %v", err)
+	}
+	image, err := r.Image("loomcycle-builder")
+	if err != nil {
+		t.Skip(err)
+	}
+	v, err := image.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := layout.ImageIndexFromPath(filepath.Join(folder, "oci"))
+	if err == nil {
+		index, err = index.ImageIndex(hash(t, image.IndexDigest))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := index.Image(hash(t, v.Digest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	all := mutate.Extract(img)
+	defer all.Close()
+	for files := tar.NewReader(all); ; {
+		h, err := files.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := filepath.Join(root, path.Clean("/"+h.Name))
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(at, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, at)
+		case tar.TypeLink:
+			err = os.Link(filepath.Join(root, path.Clean("/"+h.Linkname)), at)
+		case tar.TypeReg:
+			var f *os.File
+			if f, err = os.OpenFile(at, os.O_CREATE|os.O_WRONLY, h.FileInfo().Mode().Perm()); err == nil {
+				_, err = io.Copy(f, files)
+				err = errors.Join(err, f.Close())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A root folder of its own, with this test's folders and the host's loopback.
+	tmp := os.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, tmp), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"unshare", "--mount", "sh", "-ec", `root=$1 tmp=$2; shift 2
+		mount --bind "$root" "$root"; mount -t proc proc "$root/proc"; mount --rbind /dev "$root/dev"; mount --rbind "$tmp" "$root$tmp"; exec chroot "$root" podman "$@"`, "sh", root, tmp}
 }

@@ -2,7 +2,9 @@ package upstream
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"sync/atomic"
@@ -119,6 +121,41 @@ func (c *Config) copyReleases(l *lock.Lock, place func(lock.Kind, string) string
 		}
 		src := inRelease(s)
 		if err := writeFile(place(src.Kind, src.Path), text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Modules is where CopyModules leaves a module proxy in a folder.
+const Modules = "modules/cache/download"
+
+// CopyModules adds to a folder the Go modules that building the module in root
+// and those in tools (folders below it) asks for, as a module proxy at Modules.
+func (c *Config) CopyModules(ctx context.Context, dir, root string, tools ...string) error {
+	cache, err := filepath.Abs(filepath.Join(dir, "modules"))
+	if err != nil {
+		return err
+	}
+	for _, module := range append([]string{"."}, tools...) {
+		c.say("copying the Go modules of %s", module)
+		cmd := exec.CommandContext(ctx, "go", "mod", "download")
+		cmd.Dir = filepath.Join(root, module)
+		cmd.Env = append(os.Environ(), "GOMODCACHE="+cache, "GOFLAGS=-modcacherw", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go mod download in %s, with GOPROXY of this machine: %w\n%s", cmd.Dir, err, out)
+		}
+	}
+	// The go command unpacks what it downloads; a proxy serves the archives.
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() == "cache" {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(cache, e.Name())); err != nil {
 			return err
 		}
 	}

@@ -54,8 +54,8 @@ func load(t *testing.T) []workflow {
 	return all
 }
 
-// targets asks mage for the names that it would accept.
-func targets(t *testing.T) []string {
+// functions asks mage for the targets that it would accept.
+func functions(t *testing.T) map[string]*parse.Function {
 	t.Helper()
 	folder := filepath.Join(root, "magefiles")
 	entries, err := os.ReadDir(folder)
@@ -72,11 +72,57 @@ func targets(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
+	all := map[string]*parse.Function{}
 	for _, f := range info.Funcs {
-		names = append(names, strings.ToLower(f.TargetName()))
+		all[strings.ToLower(f.TargetName())] = f
 	}
-	return names
+	return all
+}
+
+// targets are their names.
+func targets(t *testing.T) []string {
+	t.Helper()
+	return slices.Collect(maps.Keys(functions(t)))
+}
+
+var command = regexp.MustCompile("go run mage\\.go ([a-z][a-z:]*)([^`|#&)\\n]*)")
+
+// A document's commands are targets that exist, with the arguments that they take.
+func TestDocumentsNameTargets(t *testing.T) {
+	all := functions(t)
+	found := 0
+	for _, pattern := range []string{"*.md", "*/*.md", "*/*/*.md"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range command.FindAllStringSubmatch(string(text), -1) {
+				found++
+				f, ok := all[m[1]]
+				if !ok {
+					t.Errorf("%s names the target %s, which is none", file, m[1])
+					continue
+				}
+				need := 0
+				for _, arg := range f.Args {
+					if !arg.Optional {
+						need++
+					}
+				}
+				if have := len(strings.Fields(m[2])); have < need || have > len(f.Args) {
+					t.Errorf("%s: %q gives %d arguments, %s takes %d to %d", file, strings.TrimSpace(m[0]), have, m[1], need, len(f.Args))
+				}
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d commands were found in the documents", found)
+	}
 }
 
 // documented reads the first column of every table of docs/CI.md.

@@ -49,12 +49,15 @@ func TestMain(m *testing.M) {
 // sidecar is a running loomcycle-builder.
 type sidecar struct {
 	t      testing.TB
-	podman *enginetest.Podman
-	env    map[string]string
-	URL    string
-	cmd    *exec.Cmd
-	log    *lockedBuffer
-	ended  chan struct{}
+	podman *enginetest.Podman // its engine, or else
+	cli    interface {        // the command line of its engine
+		Command(args ...string) *exec.Cmd
+	}
+	env   map[string]string
+	URL   string
+	cmd   *exec.Cmd
+	log   *lockedBuffer
+	ended chan struct{}
 }
 
 type lockedBuffer struct {
@@ -79,7 +82,14 @@ func start(t testing.TB, runtime string, env map[string]string) *sidecar {
 	t.Helper()
 	p := enginetest.New(t)
 	p.Options(t, runtime) // skips where the runtime does not work
-	s := &sidecar{t: t, podman: p, log: &lockedBuffer{}, env: map[string]string{
+	return startOn(t, runtime, env, p)
+}
+
+// startOn is start for an engine that the variables name.
+func startOn(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
+	t.Helper()
+	p := enginetest.New(t)
+	s := &sidecar{t: t, podman: p, cli: cli, log: &lockedBuffer{}, env: map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME"),
 		"SANDBOX_PODMAN_OPTIONS": strings.Join(p.Flags, " "), "SANDBOX_IMAGE": p.Image, "SANDBOX_IMAGE_PULL": "never",
 		"SANDBOX_AUTH_TOKEN": token, "SANDBOX_RUNTIME": runtime, "SANDBOX_AGENT": p.Agent, "SANDBOX_LOG_LEVEL": "debug",
@@ -159,9 +169,9 @@ func (s *sidecar) signal(sig syscall.Signal) {
 }
 
 func (s *sidecar) podmanOut(args ...string) string {
-	out, err := s.podman.Command(args...).Output()
+	out, err := s.cli.Command(args...).Output()
 	if err != nil {
-		s.t.Fatalf("podman %v: %v", args, err)
+		s.t.Fatalf("%v: %v", args, err)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -172,8 +182,9 @@ func (s *sidecar) containers() []string {
 }
 
 func (s *sidecar) removeAll() {
-	for _, name := range s.containers() {
-		_ = s.podman.Command("rm", "-f", "-t", "0", name).Run()
+	if names := s.containers(); len(names) > 0 {
+		_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
+		_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
 // A sidecar that is killed at random moments under load loses no session that
@@ -333,5 +335,56 @@ func TestCancel(t *testing.T) {
 		eventually(t, 5*time.Second, name+" ends the command", gone)
 		<-done
 		cancel()
+	}
+}
+
+// A state disk that is full refuses new sessions with a sentence, costs the open
+// ones nothing, leaves no container behind, and heals.
+func TestFullStateDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		enginetest.Skip(t, "no file system of a known size can be mounted here: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	s := start(t, "runc", map[string]string{"SANDBOX_STATE_DIR": dir})
+	c := s.client()
+	id := c.open(m{})
+	filler := filepath.Join(dir, "filler")
+	fill := func() {
+		f, err := os.Create(filler)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+	}
+	fill()
+	eventually(t, 10*time.Second, "an open is refused", func() bool {
+		a := c.call("sandbox_open", m{})
+		if a.IsError && (!strings.Contains(a.Text, "full") || !strings.Contains(a.Text, "SANDBOX_STATE_DIR")) {
+			t.Fatalf("the refusal does not say why: %+v", a)
+		}
+		return a.IsError // SQLite may have had room in pages of its own
+	})
+	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("an open session under a full disk: %+v", a)
+	}
+	open := len(c.call("sandbox_list", m{}).Structured["sessions"].([]any))
+	eventually(t, 15*time.Second, "the refused open leaves no container", func() bool { return len(s.containers()) == open })
+	c.call("sandbox_close", m{"session_id": id})
+	eventually(t, 15*time.Second, "a closed session's container goes all the same", func() bool { return len(s.containers()) == open-1 })
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	fresh := c.open(m{})
+	s.kill()
+	s.run()
+	if a := c.exec(fresh, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("a session that was opened after: %+v", a)
+	}
+	if a := c.exec(id, "true"); !a.IsError {
+		t.Error("a session that was closed under a full disk is back")
 	}
 }

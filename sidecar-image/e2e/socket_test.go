@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -60,14 +63,17 @@ func TestRefusedAtBoot(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		"no token":         {map[string]string{"SANDBOX_AUTH_TOKEN": ""}, "SANDBOX_AUTH_TOKEN is not set"},
-		"anon on all":      {map[string]string{"SANDBOX_AUTH_TOKEN": "", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:0"}, "loopback"},
-		"missing runtime":  {map[string]string{"PATH": onlyPodman(t)}, "SANDBOX_RUNTIME=runc needs the program runc"},
-		"missing image":    {map[string]string{"SANDBOX_IMAGE": "localhost/none:1"}, "localhost/none:1"},
-		"no engine":        {map[string]string{"PATH": t.TempDir()}, "needs podman on the sidecar's PATH"},
-		"missing key set":  {map[string]string{"SANDBOX_IDENTITY_JWKS": "/nonexistent"}, "SANDBOX_IDENTITY_JWKS"},
-		"missing agent":    {map[string]string{"SANDBOX_AGENT": "/nonexistent"}, "SANDBOX_AGENT"},
-		"a wrong variable": {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
+		"no token":          {map[string]string{"SANDBOX_AUTH_TOKEN": ""}, "SANDBOX_AUTH_TOKEN is not set"},
+		"anon on all":       {map[string]string{"SANDBOX_AUTH_TOKEN": "", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:0"}, "loopback"},
+		"missing runtime":   {map[string]string{"PATH": onlyPodman(t)}, "SANDBOX_RUNTIME=runc needs the program runc"},
+		"missing image":     {map[string]string{"SANDBOX_IMAGE": "localhost/none:1"}, "localhost/none:1"},
+		"no engine":         {map[string]string{"PATH": t.TempDir()}, "needs podman on the sidecar's PATH"},
+		"missing key set":   {map[string]string{"SANDBOX_IDENTITY_JWKS": "/nonexistent"}, "SANDBOX_IDENTITY_JWKS"},
+		"missing agent":     {map[string]string{"SANDBOX_AGENT": "/nonexistent"}, "SANDBOX_AGENT"},
+		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, kata()},
+		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
+		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
+		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(bin)
@@ -87,6 +93,94 @@ func TestRefusedAtBoot(t *testing.T) {
 				t.Errorf("%v, %s does not say %q", err, out, tc.want)
 			}
 		})
+	}
+}
+
+// kata is what a machine lacks for it.
+func kata() string {
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		return "this machine has no /dev/kvm"
+	}
+	return "SANDBOX_RUNTIME=kata needs the program kata-runtime"
+}
+
+// policy is one that no image here meets.
+func policy(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "policy.pub")
+	key := "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE8nXRh950IZbRj8Ra/N9sbqOPZrfM\n5/KAQN0/KjHcorm/J5yctVd7iEcnessRQjU917hmKO6JWVGHpDguIyakZA==\n-----END PUBLIC KEY-----\n"
+	if err := os.WriteFile(path, []byte(key), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// An engine that is stopped, and started after a while: clear errors meanwhile,
+// and the sessions that it kept answer again.
+func TestEngineStoppedAndStarted(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	socket := filepath.Join(t.TempDir(), "engine.sock")
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func() func() {
+		service := p.Command("--runtime", runc, "system", "service", "--time", "0", "unix://"+socket)
+		service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+		if err := service.Start(); err != nil {
+			t.Fatal(err)
+		}
+		end := sync.OnceFunc(func() { _ = service.Process.Signal(syscall.SIGKILL); _ = service.Wait(); _ = os.Remove(socket) })
+		t.Cleanup(end)
+		return end
+	}
+	stop := begin()
+	s := start(t, "runc", map[string]string{"DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": ""})
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, "echo kept > f")
+	stop()
+	eventually(t, 20*time.Second, "the error says that the engine is away", func() bool {
+		return strings.Contains(c.exec(id, "cat f").Text, "the container engine does not answer")
+	})
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
+		t.Errorf("an open: %+v", a)
+	}
+	eventually(t, 5*time.Second, "it is not ready", func() bool {
+		resp, err := http.Get(s.URL + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
+	if a := c.call("sandbox_list", m{}); strings.Count(a.Text, "session_id") != 1 {
+		t.Errorf("an engine that is away cost a session: %s", a.Text)
+	}
+	begin()
+	eventually(t, 20*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
+	c.call("sandbox_close", m{"session_id": c.open(m{})})
+}
+
+// A docker that is stopped takes its containers with it: their sessions are told
+// to be over, and new ones open.
+func TestDockerStoppedAndStarted(t *testing.T) {
+	d := enginetest.NewDocker(t)
+	d.Try(t, "runc")
+	s := startOn(t, "runc", map[string]string{"DOCKER_HOST": d.Host, "SANDBOX_ENGINE": "docker", "SANDBOX_IMAGE": d.Image}, d)
+	c := s.client()
+	id := c.open(m{})
+	d.Stop()
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
+		t.Errorf("an open without docker: %+v", a)
+	}
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, "the lost session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	if a := c.exec(c.open(m{}), "echo new"); a.Text != "new\n" {
+		t.Errorf("a new session: %+v", a)
 	}
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,11 +10,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
 	"github.com/moby/buildkit/identity"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/tonistiigi/fsutil"
 
@@ -26,6 +29,10 @@ import (
 // exported. It needs nothing but the builder, and can do what a build step can.
 type bk struct {
 	builder *buildkit.Builder
+
+	mu     sync.Mutex
+	pulled string // layout of the images that came from a registry
+	have   map[digest.Digest]bool
 }
 
 // BuildKit is the engine of the builder that builds use.
@@ -35,7 +42,7 @@ func BuildKit(ctx context.Context, o buildkit.Options) (Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bk{b}, nil
+	return &bk{builder: b, have: map[digest.Digest]bool{}}, nil
 }
 
 // quiet passes on the notices of a connection and drops progress displays.
@@ -57,22 +64,44 @@ func (b *bk) Can(c *Container) error {
 			lacks = append(lacks, what)
 		}
 	}
-	lack(len(c.Args) == 0, "running services")
-	lack(c.DropCaps, "dropping capabilities")
-	lack(c.NoNewPrivileges, "no-new-privileges")
-	lack(c.Pids > 0 || c.Memory != "", "pids and memory limits")
-	lack(c.Runtime != "", "choosing a runtime")
+	lack(len(c.Args) == 0, "run services")
+	lack(c.DropCaps, "drop capabilities")
+	lack(c.NoNewPrivileges, "set no-new-privileges")
+	lack(c.Pids > 0 || c.Memory != "", "limit pids and memory")
+	lack(c.Runtime != "", "choose a runtime")
 	for _, m := range c.Mounts {
-		lack(m.Volume != "" || m.Host != "" && !m.ReadOnly, "volumes")
-		lack(m.Tmpfs != "" && m.Tmpfs != "01777", "a tmpfs of mode "+m.Tmpfs)
+		lack(m.Volume != "" || m.Host != "" && !m.ReadOnly, "mount volumes")
+		lack(m.Tmpfs != "" && m.Tmpfs != "01777", "mount a tmpfs of mode "+m.Tmpfs)
 	}
 	if len(lacks) > 0 {
-		return fmt.Errorf("BuildKit has no %s; install podman for this case: apt-get install podman runc", lacks[0])
+		return fmt.Errorf("BuildKit cannot %s; install podman for this case: apt-get install podman runc", lacks[0])
 	}
 	return nil
 }
 
-func (b *bk) Load(context.Context, *Image) error { return nil }
+// Load pulls an image of a registry here, with this user's credentials, for
+// the builder may know neither them nor the registry.
+func (b *bk) Load(_ context.Context, img *Image) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if img.Layout != "" || b.have[img.Manifest] {
+		return nil
+	}
+	var err error
+	if b.pulled == "" {
+		if b.pulled, err = os.MkdirTemp("", "smoke-pulled-*"); err != nil {
+			return err
+		}
+		if _, err := layout.Write(b.pulled, empty.Index); err != nil {
+			return err
+		}
+	}
+	if err := layout.Path(b.pulled).AppendImage(img.Content); err != nil {
+		return fmt.Errorf("pulling %s: %w", img.Ref, err)
+	}
+	b.have[img.Manifest] = true
+	return nil
+}
 
 func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
 	const result = "/smoke-result"
@@ -83,10 +112,11 @@ func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
 	}
 	arch := strings.TrimPrefix(c.Image.Platform, "linux/")
 	base = base.Platform(ocispec.Platform{OS: "linux", Architecture: arch})
-	config, err := configOf(c.Image)
+	file, err := c.Image.Content.ConfigFile()
 	if err != nil {
 		return nil, err
 	}
+	config := file.Config
 	// A step with a cache key of its own: smoke tests are never cached.
 	opts := []llb.RunOption{
 		llb.Args(append(c.Args, result+"/report.json")),
@@ -153,31 +183,19 @@ func (b *bk) Run(ctx context.Context, c *Container) (*Output, error) {
 	return &Output{Stdout: text}, err
 }
 
-// image is the state of an image: from the layout, sent by this process, or
-// pulled by the builder.
+// image is the state of an image in a layout, which this process sends.
 func (b *bk) image(img *Image, stores map[string]content.Store) (llb.State, error) {
-	if img.Layout == "" {
-		return llb.Image(img.Ref), nil
+	folder := img.Layout
+	if folder == "" {
+		folder = b.pulled
 	}
-	store, err := buildkit.OpenStore(img.Layout)
+	store, err := buildkit.OpenStore(folder)
 	if err != nil {
 		return llb.State{}, err
 	}
 	const id = "smoke-layout"
 	stores[id] = store
 	return llb.OCILayout("localhost/"+img.Name+"@"+img.Manifest.String(), llb.OCIStore("", id)), nil
-}
-
-func configOf(img *Image) (*ocispec.ImageConfig, error) {
-	if img.Layout == "" {
-		return nil, fmt.Errorf("BuildKit as the smoke engine tests a dist folder only; use podman or docker for %s", img.Ref)
-	}
-	text, err := os.ReadFile(filepath.Join(img.Layout, "blobs", "sha256", img.Config.Encoded()))
-	if err != nil {
-		return nil, err
-	}
-	var c ocispec.Image
-	return &c.Config, json.Unmarshal(text, &c)
 }
 
 var errNoService = errors.New("BuildKit runs no services")
@@ -187,4 +205,11 @@ func (b *bk) Volume(context.Context, string) error               { return nil }
 func (b *bk) RemoveVolume(context.Context, string) error         { return nil }
 func (b *bk) Chown(context.Context, string, string) error        { return nil }
 func (b *bk) Leaks(context.Context) ([]string, error)            { return nil, nil }
-func (b *bk) Close(context.Context) error                        { return b.builder.Close() }
+
+func (b *bk) Close(context.Context) error {
+	errs := []error{b.builder.Close()}
+	if b.pulled != "" {
+		errs = append(errs, os.RemoveAll(b.pulled))
+	}
+	return errors.Join(errs...)
+}

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -32,8 +33,10 @@ type cli struct {
 	program string
 	global  []string // options before the subcommand
 	runtime string   // default OCI runtime; the engine's when empty
-	run     string   // id of this run
-	lock    *flock.Flock
+	// runtimes are those that a docker daemon has by name.
+	runtimes []string
+	run      string // id of this run
+	lock     *flock.Flock
 
 	mu     sync.Mutex
 	loaded map[string]func() error // by platform and digest
@@ -60,10 +63,9 @@ func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 			return nil, fmt.Errorf("waiting for another smoke run that uses %s (LOOMCYCLE_CACHE names another folder): %w", dir, err)
 		}
 	}
-	// podman keeps sockets in the run root, whose path must be short.
-	runroot := fmt.Sprintf("%s/loomcycle-smoke-%d-%s", os.TempDir(), os.Getuid(), short(dir))
+	storage, runroot := Storage(cache)
 	e := &cli{program: "podman", lock: lock,
-		global: []string{"--root", filepath.Join(dir, "storage"), "--runroot", runroot, "--tmpdir", filepath.Join(runroot, "tmp"), "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=none"}}
+		global: []string{"--root", storage, "--runroot", runroot, "--tmpdir", filepath.Join(runroot, "tmp"), "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=none"}}
 	// crun refuses the hybrid of cgroup v1 and v2; runc does not.
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
 		if path, err := exec.LookPath("runc"); err == nil {
@@ -73,12 +75,30 @@ func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 	return e.start(ctx)
 }
 
+// Storage is where the podman of smoke runs keeps its images and volumes, and
+// what it needs while it runs: `podman --root ROOT --runroot RUN` sees them.
+func Storage(cache string) (root, run string) {
+	dir := filepath.Join(cache, "smoke", "podman")
+	// podman keeps sockets in the run root, and refuses a path that is too long for them.
+	run = fmt.Sprintf("%s/loomcycle-smoke-%d-%s", os.TempDir(), os.Getuid(), short(dir))
+	if len(run) > 50 {
+		run = filepath.Join("/tmp", filepath.Base(run))
+	}
+	return filepath.Join(dir, "storage"), run
+}
+
 // Docker is the docker engine that the docker command reaches.
 func Docker(ctx context.Context) (Engine, error) {
 	if out, err := exec.CommandContext(ctx, "docker", "version", "--format", "{{.Server.Version}}").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("docker does not answer (start it, or use podman): %w: %s", err, bytes.TrimSpace(out))
 	}
-	return (&cli{program: "docker"}).start(ctx)
+	e := &cli{program: "docker"}
+	text, err := e.must(ctx, "info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}")
+	if err != nil {
+		return nil, err
+	}
+	e.runtimes = strings.Fields(text)
+	return e.start(ctx)
 }
 
 func (e *cli) start(ctx context.Context) (Engine, error) {
@@ -104,10 +124,14 @@ func short(s string) string {
 func (e *cli) Name() string { return e.program }
 
 func (e *cli) Can(c *Container) error {
-	if c.Runtime != "" {
-		if _, err := exec.LookPath(c.Runtime); err != nil {
-			return fmt.Errorf("the runtime %s is not installed: apt-get install %[1]s", c.Runtime)
-		}
+	if c.Runtime == "" {
+		return nil
+	}
+	if _, err := exec.LookPath(c.Runtime); err != nil {
+		return fmt.Errorf("the runtime %s is not installed: apt-get install %[1]s", c.Runtime)
+	}
+	if e.program == "docker" && !slices.Contains(e.runtimes, c.Runtime) {
+		return fmt.Errorf("docker does not know the runtime %s (it has %s): name it in the daemon's \"runtimes\", or use podman", c.Runtime, strings.Join(e.runtimes, ", "))
 	}
 	return nil
 }
@@ -117,6 +141,9 @@ func (e *cli) command(ctx context.Context, stdin io.Reader, args ...string) (*Ou
 	cmd := exec.CommandContext(ctx, e.program, append(e.global[:len(e.global):len(e.global)], args...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
+	// Out of the terminal's process group: Ctrl-C reaches this program, which
+	// stops containers in order, and not the commands that do it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Not killed at once: the engine then leaves its locks and mounts in order.
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = time.Second
@@ -127,7 +154,9 @@ func (e *cli) command(ctx context.Context, stdin io.Reader, args ...string) (*Ou
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		out.Exit = exit.ExitCode()
+		if out.Exit = exit.ExitCode(); out.Exit < 0 { // it was killed, and its container may live on
+			return out, fmt.Errorf("%s %s: %s", e.program, args[0], exit.ProcessState)
+		}
 		return out, nil
 	}
 	return out, err
@@ -417,9 +446,10 @@ func (e *cli) Chown(ctx context.Context, folder, owner string) error {
 	return nil
 }
 
-// Leaks lists containers, volumes and mounts of this run.
+// Leaks lists containers, volumes and processes of this run.
 func (e *cli) Leaks(ctx context.Context) ([]string, error) {
-	return e.list(ctx, "label="+label+"="+e.run)
+	left, err := e.list(ctx, "label="+label+"="+e.run)
+	return append(left, Processes(ctx, "smoke-"+e.run)...), err
 }
 
 func (e *cli) list(ctx context.Context, filter string) ([]string, error) {
@@ -463,12 +493,16 @@ func (e *cli) remove(ctx context.Context, filter string) error {
 // Close removes what is left of this run, and images that it did not use:
 // those of earlier builds, in a storage that no one else looks after.
 func (e *cli) Close(ctx context.Context) error {
+	interrupted := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	errs := []error{e.remove(ctx, "label="+label+"="+e.run)}
 	switch e.program {
 	case "podman":
-		errs = append(errs, e.pruneImages(ctx), e.lock.Unlock())
+		if !interrupted { // who interrupts does not wait, and the next run can do it
+			errs = append(errs, e.pruneImages(ctx))
+		}
+		errs = append(errs, e.lock.Unlock())
 	default:
 		for _, ref := range e.refs {
 			_, err := e.must(ctx, "image", "rm", ref)

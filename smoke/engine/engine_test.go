@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +22,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
 // image is an image of nothing but the probe, in an OCI layout.
@@ -107,8 +111,45 @@ func podman(t *testing.T) (Engine, *Image) {
 	return e, img
 }
 
-func TestPodman(t *testing.T) {
-	e, img := podman(t)
+// dockerEngine is the real engine with an image loaded.
+func dockerEngine(t *testing.T) (Engine, *Image) {
+	t.Helper()
+	dockertest.Start(t)
+	e, err := Docker(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	img := image(t)
+	if err := e.Load(t.Context(), img); err != nil {
+		t.Fatal(err)
+	}
+	return e, img
+}
+
+// waits is a command of the probe that goes on for 20 seconds.
+var waits = []string{"/probe", "http", "GET", "http://127.0.0.1:1/"}
+
+func TestEngines(t *testing.T) {
+	for name, start := range map[string]func(*testing.T) (Engine, *Image){"podman": podman, "docker": dockerEngine} {
+		t.Run(name, func(t *testing.T) {
+			e, img := start(t)
+			testEngine(t, e, img)
+		})
+	}
+}
+
+func testEngine(t *testing.T, e Engine, img *Image) {
+	none := func(t *testing.T, when string) {
+		t.Helper()
+		if leaks, err := e.Leaks(t.Context()); err != nil || len(leaks) > 0 {
+			t.Errorf("%s: %q, %v", when, leaks, err)
+		}
+	}
 	t.Run("hardened", func(t *testing.T) {
 		out, err := e.Run(t.Context(), &Container{Image: img, Args: []string{"/probe", "uid"}, NoNetwork: true, ReadOnly: true, DropCaps: true,
 			NoNewPrivileges: true, Pids: 50, Memory: "64m", Mounts: []Mount{{Path: "/work", Tmpfs: "0777"}}})
@@ -127,18 +168,44 @@ func TestPodman(t *testing.T) {
 			t.Errorf("%+v, %v", out, err)
 		}
 	})
-	t.Run("leak and cleanup", func(t *testing.T) {
+	t.Run("service", func(t *testing.T) {
+		run, err := e.Start(t.Context(), &Container{Image: img, NoNetwork: true, Args: waits})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := run.Exec(t.Context(), []string{"/probe", "uid"})
+		if err != nil || out.Exit != 0 || !strings.Contains(string(out.Stdout), "uid 1000") {
+			t.Errorf("exec: %+v, %v", out, err)
+		}
+		took, exit, err := run.Stop(t.Context())
+		if err != nil || exit == 0 || took > 9*time.Second {
+			t.Errorf("stop: exit code %d after %s, %v", exit, took, err)
+		}
+		if log, err := run.Logs(t.Context()); err != nil || !strings.Contains(log, "probe: ") {
+			t.Errorf("log: %q, %v", log, err)
+		}
+		if err := run.Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+		none(t, "after a service")
+	})
+	t.Run("leak", func(t *testing.T) {
 		if err := e.Volume(t.Context(), "left"); err != nil {
 			t.Fatal(err)
 		}
-		run, err := e.Start(t.Context(), &Container{Image: img, NoNetwork: true,
-			Args: []string{"/probe", "http", "GET", "http://192.0.2.1/"}, Mounts: []Mount{{Path: "/v", Volume: "left"}}})
+		mark := t.TempDir()
+		run, err := e.Start(t.Context(), &Container{Image: img, NoNetwork: true, Args: waits,
+			Mounts: []Mount{{Path: "/v", Volume: "left"}, {Path: "/mark", Host: mark, ReadOnly: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		leaks, err := e.Leaks(t.Context())
-		if err != nil || len(leaks) != 2 {
+		all := strings.Join(leaks, "\n")
+		if err != nil || !strings.Contains(all, "container smoke-") || !strings.Contains(all, "volume smoke-") {
 			t.Errorf("a container and a volume are there, and Leaks says %q, %v", leaks, err)
+		}
+		if left := Processes(t.Context(), mark); len(left) == 0 || !strings.Contains(strings.Join(left, "\n"), "/probe http") {
+			t.Errorf("the container's process is there, and Processes says %q", left)
 		}
 		if err := run.Remove(t.Context()); err != nil {
 			t.Error(err)
@@ -146,21 +213,51 @@ func TestPodman(t *testing.T) {
 		if err := e.RemoveVolume(t.Context(), "left"); err != nil {
 			t.Error(err)
 		}
-		if leaks, err := e.Leaks(t.Context()); err != nil || len(leaks) > 0 {
-			t.Errorf("all is removed, and Leaks says %q, %v", leaks, err)
+		none(t, "all is removed")
+		if left := Processes(t.Context(), mark); len(left) > 0 {
+			t.Errorf("all is removed, and Processes says %q", left)
 		}
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
-		_, err := e.Run(ctx, &Container{Image: img, NoNetwork: true, Args: []string{"/probe", "http", "GET", "http://127.0.0.1:1/"}})
-		if err == nil {
+		if _, err := e.Run(ctx, &Container{Image: img, NoNetwork: true, Args: waits}); err == nil {
 			t.Error("it ended before it was cancelled")
 		}
-		if leaks, err := e.Leaks(t.Context()); err != nil || len(leaks) > 0 {
-			t.Errorf("after a cancelled run: %q, %v", leaks, err)
-		}
+		none(t, "after a cancelled run")
 	})
+	t.Run("killed", func(t *testing.T) {
+		result := make(chan error, 1)
+		go func() {
+			_, err := e.Run(t.Context(), &Container{Image: img, NoNetwork: true, Args: waits})
+			result <- err
+		}()
+		if pid := engineCommand(t, e.(*cli)); pid > 0 {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if err := <-result; err == nil || !strings.Contains(err.Error(), e.Name()+" run: signal: killed") {
+			t.Errorf("the engine's command was killed, and the error is %v", err)
+		}
+		none(t, "after the engine's command was killed")
+	})
+}
+
+// engineCommand is the engine command that runs a container which has started.
+func engineCommand(t *testing.T, e *cli) int {
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		if up, err := e.must(ctx, "ps", "-q", "--filter", "label="+label+"="+e.run); err == nil && up != "" {
+			for _, p := range processes(e.run) {
+				if fields := strings.Fields(p); strings.Contains(p, "("+e.program+" ") {
+					pid, _ := strconv.Atoi(fields[1])
+					return pid
+				}
+			}
+		}
+	}
+	t.Error("the engine's command is not among the processes")
+	return 0
 }
 
 // What BuildKit cannot do, a case must not silently do without.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -10,57 +11,57 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
+	"runtime"
 	"sync/atomic"
-	"text/tabwriter"
 	"time"
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
-	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
-	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
 
 func init() {
-	commands["bench-release"] = command{"[-dist DIR] [-config FILE]: time releases of images with the build's layer sizes to a registry on loopback", runBenchRelease}
+	commands["bench-release"] = command{"[-root DIR] [-config FILE] [-syft PROGRAM] FIRST CHANGED: time the releases of two builds, and of the first one again, to a registry on loopback", runBenchRelease}
 }
 
-// ordinary are layer sizes, in MB, for when there is no build to take them from.
-var ordinary = map[string][]disttest.Layer{
-	"loomcycle":         {{Name: "certificates", Size: 1}, {Name: "programs", Size: 12}},
-	"loomcycle-toolbox": {{Name: "base", Size: 35}, {Name: "c", Size: 90}, {Name: "go", Size: 75}, {Name: "rust", Size: 110}, {Name: "node", Size: 45}, {Name: "python", Size: 20}, {Name: "programs", Size: 12}},
-	"loomcycle-session": {{Name: "base", Size: 35}, {Name: "c", Size: 90}, {Name: "go", Size: 75}, {Name: "rust", Size: 110}, {Name: "node", Size: 45}, {Name: "python", Size: 20}},
+// The rows of the table, in order: a name and the steps that it adds up.
+var timed = []struct {
+	name  string
+	steps []string
+}{
+	{"SBOMs of all variants", []string{"sbom"}},
+	{"provenance", []string{"provenance"}},
+	{"sign and attest", []string{"sign"}},
+	{"policy", []string{"policy"}},
+	{"release: check what is local and which tags are free", []string{"check what is to be released", "check that the version is free"}},
+	{"release: push", []string{"push"}},
+	{"release: attach signatures and attestations", []string{"attach signatures and attestations"}},
+	{"release: verify what was pushed", []string{"check what was pushed"}},
+	{"release: promote", []string{"promote"}},
+	{"**release in all**", []string{"release"}},
+	{"`verify` of every image, as a consumer", []string{"verify"}},
 }
 
-// runBenchRelease publishes a first release, the same again, and one in which
-// only the layers of our programs changed.
+// measured is one release: how long each step took and what it sent.
+type measured struct {
+	took map[string]time.Duration
+	mb   float64
+}
+
+// runBenchRelease does all that a release is made of for a first one, the same
+// again, and one in which the programs changed.
 func runBenchRelease(ctx context.Context, env environment, args []string) error {
 	flags := flag.NewFlagSet("bench-release", flag.ContinueOnError)
-	folder := flags.String("dist", "dist", "the build whose layer sizes are taken")
+	root := flags.String("root", ".", "the checkout of the builds")
 	config := flags.String("config", "release.yaml", "the release configuration")
+	program := flags.String("syft", "", "syft's program, the SBOM's peer; without it the version that this program is linked with is installed")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	images := map[string][]disttest.Layer{}
-	origin := "ordinary sizes"
-	if r, err := dist.Read(*folder); err == nil {
-		origin = "sizes of " + *folder
-		for _, i := range r.Images {
-			for _, l := range i.Platforms[0].Layers {
-				// One name, one content: a layer that two images share is shared here too.
-				name := l.Group + "-" + l.Digest.Encoded()[:8]
-				images[i.Name] = append(images[i.Name], disttest.Layer{Name: name, Size: int(l.Size)})
-			}
-		}
-	} else {
-		for name, layers := range ordinary {
-			for _, l := range layers {
-				images[name] = append(images[name], disttest.Layer{Name: l.Name, Size: l.Size << 20})
-			}
-		}
+	if flags.NArg() != 2 {
+		return errors.New("bench-release takes two dist folders: the first release, and one in which the programs changed")
 	}
 	tmp, err := os.MkdirTemp("", "bench-release-*")
 	if err != nil {
@@ -72,81 +73,115 @@ func runBenchRelease(ctx context.Context, env environment, args []string) error 
 		return err
 	}
 	defer stop()
-	s, err := signing.Open(ctx, signing.Config{CacheDir: tmp})
-	if err != nil {
-		return err
-	}
-	trusted, err := signing.TrustFromEnv(func(string) string { return "" }, tmp)
-	if err != nil {
-		return err
-	}
-	t, err := signing.NewTrust(ctx, trusted)
-	if err != nil {
-		return err
-	}
-	c, err := release.Load(*config)
-	if err != nil {
-		return err
-	}
-	c.Hooks, c.Registries = release.Hooks{}, []release.Registry{{Address: address}}
-	fmt.Fprintf(env.out, "%s, two platforms, a registry on loopback\n\n", origin)
-	w := tabwriter.NewWriter(env.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "release\tMB in all\tsign and attest\tcheck\tpush\tattach\tverify\tpromote\ttotal\tMB sent\t% of first\t")
-	var first float64
-	for _, b := range []struct{ name, version, programs string }{
-		{"first", "1.0.0", ""}, {"unchanged", "1.0.0", ""}, {"runtime only", "1.0.1", "changed"},
-	} {
-		at := filepath.Join(tmp, "dist")
-		f := disttest.Family{Version: b.version, Images: map[string][]disttest.Layer{}}
-		for name, layers := range images {
-			for _, l := range layers {
-				if strings.HasPrefix(l.Name, "programs") {
-					l.Name += b.programs
-				}
-				f.Images[name] = append(f.Images[name], l)
-			}
+	// A key of its own, and no other variable of whoever runs it.
+	at := environment{env.log, env.log, func(name string) string {
+		switch name {
+		case "LOOMCYCLE_CACHE":
+			return tmp
+		case "RELEASE_REGISTRY":
+			return address
 		}
-		r, err := f.Write(at)
+		return ""
+	}}
+	var all []measured
+	for _, folder := range []string{flags.Arg(0), flags.Arg(0), flags.Arg(1)} {
+		m, err := benchRelease(ctx, at, *root, *config, folder)
 		if err != nil {
 			return err
 		}
-		began := time.Now()
-		if _, err := signing.SignFamily(ctx, at, r, s); err != nil {
-			return err
+		all = append(all, m)
+	}
+	r, err := dist.Read(flags.Arg(0))
+	if err != nil {
+		return err
+	}
+	size, variants := int64(0), 0
+	for _, i := range r.Images {
+		for _, v := range i.Platforms {
+			size += v.Size
+			variants++
 		}
-		took := map[string]time.Duration{"sign": time.Since(began)}
-		sent := &counter{RoundTripper: http.DefaultTransport}
-		err = release.Publish(ctx, release.Options{Config: c, Dist: at, State: filepath.Join(tmp, "state"), Trust: t, Registry: registry.Options{Transport: sent},
-			Step: func(name string, run func() error) error {
-				began := time.Now()
-				defer func() { took[name] = time.Since(began) }()
-				return run()
-			}})
-		if err != nil {
-			return err
+	}
+	peer, err := benchSyft(ctx, env, *root, flags.Arg(0), *program)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(env.out, "%d cores; %d images, %d variants of %.0f MB together; a registry on loopback, a key.\n\n", runtime.NumCPU(), len(r.Images), variants, float64(size)/1e6)
+	fmt.Fprint(env.out, "| step | first | unchanged | only programs changed | goal for the last |\n| --- | --- | --- | --- | --- |\n")
+	line := func(name, goal string, figure func(measured) string) {
+		fmt.Fprintf(env.out, "| %s |", name)
+		for _, m := range all {
+			fmt.Fprintf(env.out, " %s |", figure(m))
 		}
-		total := time.Since(began)
-		mb := float64(sent.n.Load()) / 1e6
-		if first == 0 {
-			first = mb
+		fmt.Fprintf(env.out, " %s |\n", goal)
+	}
+	for _, row := range timed {
+		goal := ""
+		if row.name == "**release in all**" {
+			goal = "under 20 s"
 		}
-		size := 0.0
-		for _, i := range r.Images {
-			for _, v := range i.Platforms {
-				size += float64(v.Size) / 1e6
-			}
-		}
-		seconds := func(names ...string) string {
+		line(row.name, goal, func(m measured) string {
 			var d time.Duration
-			for _, n := range names {
-				d += took[n]
+			for _, s := range row.steps {
+				d += m.took[s]
 			}
 			return fmt.Sprintf("%.2f s", d.Seconds())
-		}
-		fmt.Fprintf(w, "%s\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f s\t%.2f\t%.2f\t\n", b.name, size, seconds("sign"), seconds("check what is to be released", "check that the version is free"),
-			seconds("push"), seconds("attach signatures and attestations"), seconds("check what was pushed"), seconds("promote"), total.Seconds(), mb, 100*mb/first)
+		})
 	}
-	return w.Flush()
+	line("MB sent", "", func(m measured) string { return fmt.Sprintf("%.2f", m.mb) })
+	line("of the first release's bytes", "under 5 %", func(m measured) string { return fmt.Sprintf("%.2f %%", 100*m.mb/all[0].mb) })
+	fmt.Fprintf(env.out, "\n%s\n", peer)
+	return nil
+}
+
+func benchRelease(ctx context.Context, env environment, root, config, folder string) (measured, error) {
+	m := measured{took: map[string]time.Duration{}}
+	step := func(name string, run func() error) error {
+		began := time.Now()
+		defer func() { m.took[name] = time.Since(began) }()
+		return run()
+	}
+	for _, c := range [][]string{
+		{"sbom", "-root", root}, {"provenance", "-root", root}, {"sign"},
+		{"policy", "-root", root, "-signatures", filepath.Join(folder, "signatures.json")},
+	} {
+		if err := step(c[0], func() error { return run(ctx, env, append(c, "-dist", folder)) }); err != nil {
+			return m, err
+		}
+	}
+	c, err := release.Load(config)
+	if err == nil {
+		err = c.Resolve(env.getenv, env.notice)
+	}
+	if err != nil {
+		return m, err
+	}
+	c.Hooks = release.Hooks{} // smoke is another bench's, policy was timed
+	t, err := trust(ctx, env)
+	if err != nil {
+		return m, err
+	}
+	sent := &counter{RoundTripper: http.DefaultTransport}
+	err = step("release", func() error {
+		return release.Publish(ctx, release.Options{Config: c, Dist: folder, State: filepath.Join(env.getenv("LOOMCYCLE_CACHE"), "state"), Trust: t,
+			Registry: registry.Options{Transport: sent}, Notice: env.notice, Step: step})
+	})
+	if err != nil {
+		return m, err
+	}
+	m.mb = float64(sent.n.Load()) / 1e6
+	r, err := dist.Read(folder)
+	if err != nil {
+		return m, err
+	}
+	return m, step("verify", func() error {
+		for _, i := range r.Images {
+			if err := run(ctx, env, []string{"verify", "-config", config, c.Registries[0].Address + "/" + c.Repository(i.Name) + ":" + r.Version}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // loopback serves a registry that keeps its blobs on disk.

@@ -147,6 +147,9 @@ func runVerify(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
+	if v, err := release.ParseVersion(tagOf(ref)); err == nil && string(v) != member.Version {
+		return fmt.Errorf("%s is signed, but as a part of release %s: somebody pointed the tag at another version", ref, member.Version)
+	}
 	releases := signing.Repository{Client: host, Path: c.Releases}
 	artifact, absent, err := host.Digest(ctx, c.Releases, member.Version)
 	if err != nil {
@@ -155,7 +158,7 @@ func runVerify(ctx context.Context, env environment, args []string) error {
 	if absent {
 		return fmt.Errorf("%s has no release %s, to which the image says it belongs: its release was not finished", releases.Name(), member.Version)
 	}
-	return verifyRelease(ctx, env, releases, artifact, t, member.Image)
+	return verifyRelease(ctx, env, releases, artifact, member.Version, t, member.Image)
 }
 
 func verifyFolder(ctx context.Context, env environment, folder string, t *signing.Trust) error {
@@ -180,16 +183,19 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 			return err
 		}
 	}
-	return verifyRelease(ctx, env, l, artifact, t, r.Images...)
+	return verifyRelease(ctx, env, l, artifact, r.Version, t, r.Images...)
 }
 
-func verifyRelease(ctx context.Context, env environment, s signing.Store, artifact v1.Hash, t *signing.Trust, images ...dist.Image) error {
+func verifyRelease(ctx context.Context, env environment, s signing.Store, artifact v1.Hash, version string, t *signing.Trust, images ...dist.Image) error {
 	if err := signing.VerifyDigest(ctx, s, artifact, []string{signing.Signature}, t); err != nil {
 		return fmt.Errorf("release manifest: %w", err)
 	}
 	r, _, err := signing.ReadRelease(ctx, s, artifact)
 	if err != nil {
 		return err
+	}
+	if r.Version != version {
+		return fmt.Errorf("release manifest %s is that of %s, not of %s", artifact, r.Version, version)
 	}
 	for _, i := range images {
 		listed, err := r.Image(i.Name)
@@ -219,6 +225,13 @@ func printChecked(env environment, checked []signing.Checked) {
 	if len(checked) > 0 {
 		fmt.Fprintln(env.out, " good")
 	}
+}
+
+// tagOf is the tag of a reference, or nothing.
+func tagOf(ref string) string {
+	name, _, _ := strings.Cut(ref, "@")
+	_, tag, _ := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")
+	return tag
 }
 
 // resolve opens an image's registry and finds its digest. The releases lie

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
 
@@ -53,6 +54,21 @@ func TestReleaseByCommands(t *testing.T) {
 	}
 	if out := must("verify", "-config", config, address+"/toolbox:1.0"); !strings.HasSuffix(out, "verified\n") {
 		t.Errorf("verify printed\n%s", out)
+	}
+	// Somebody points the tag of a version at another, as good, one.
+	c, err := registry.Open(t.Context(), address, []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, _, err := c.Fetch(t.Context(), "toolbox", "1.0.0")
+	if err == nil {
+		err = c.PutManifest(t.Context(), "toolbox", "v1.0.7", old)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := supplychain("verify", "-config", config, address+"/toolbox:v1.0.7"); err == nil || !strings.Contains(err.Error(), "as a part of release 1.0.0") {
+		t.Errorf("verify of a version tag on another version: %v", err)
 	}
 	folder := t.TempDir()
 	must("pins", "-config", config, "-out", folder, "1.0.0")

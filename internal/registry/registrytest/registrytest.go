@@ -4,7 +4,7 @@ package registrytest
 
 import (
 	"bytes"
-	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -64,20 +64,35 @@ func Tool(t testing.TB, name, from string) string {
 func StartDistribution(t testing.TB, folder, more string) string {
 	t.Helper()
 	program := Tool(t, "docker-registry", "apt-get install docker-registry")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := "127.0.0.1:" + FreePort(t)
 	config := filepath.Join(t.TempDir(), "config.yml")
 	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n%s", folder, address, more)
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	Serve(t, "http://"+address+"/v2/", program, "serve", config)
+	return address
+}
+
+// FreePort finds a TCP port of loopback that nobody listens on.
+func FreePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// Serve runs a server program until the test ends, waits until a URL answers
+// with 200 and returns that answer. What the program printed is shown when the test fails.
+func Serve(t testing.TB, ready, program string, args ...string) []byte {
+	t.Helper()
 	var out lockedBuffer
-	cmd := exec.Command(program, "serve", config)
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = &out, &out, t.TempDir()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -85,23 +100,21 @@ func StartDistribution(t testing.TB, folder, more string) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Logf("docker-registry:\n%.4000s", out.String())
+			t.Logf("%s:\n%.4000s", filepath.Base(program), out.String())
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/v2/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
+	for deadline := time.Now().Add(time.Minute); ; {
+		resp, err := http.Get(ready) //nolint:noctx // polls until the deadline
 		if err == nil {
+			body, rerr := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			return address
+			if err = rerr; err == nil && resp.StatusCode == http.StatusOK {
+				return body
+			}
+			err = errors.Join(err, fmt.Errorf("%s: %s", resp.Status, body))
 		}
-		if ctx.Err() != nil {
-			t.Fatalf("docker-registry does not answer: %v\n%s", err, out.String())
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not answer: %v", program, err)
 		}
 		time.Sleep(20 * time.Millisecond) // polling a process of another program
 	}

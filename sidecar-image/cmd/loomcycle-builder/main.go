@@ -19,6 +19,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/cgroup"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/service"
@@ -90,6 +91,15 @@ func serve(c *config.Config) error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if os.Getpid() == 1 && c.Host == "" { // the nested podman's containers will be below us
+		self, err := os.ReadFile("/proc/self/cgroup")
+		if err == nil {
+			err = cgroup.MakeRoom("/sys/fs/cgroup", string(self))
+		}
+		if err != nil {
+			log.Warn("sessions may have no limits", "error", err)
+		}
+	}
 	s, err := service.Start(ctx, c, version, log)
 	if err != nil {
 		return err

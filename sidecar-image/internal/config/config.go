@@ -69,6 +69,8 @@ type Config struct {
 	WorkspaceHost string
 	WorkspaceMB   int64
 
+	Traces string // any endpoint; the OpenTelemetry SDK reads the variables itself
+
 	RunStatusURL      string
 	RunStatusToken    string
 	RunStatusInterval time.Duration
@@ -113,7 +115,7 @@ var Vars = []Var{
 	{"SANDBOX_IMAGE", "", "session image, best by digest; required", str(func(c *Config) *string { return &c.Image })},
 	{"SANDBOX_IMAGES", "", "further images that sandbox_open may name, NAME=REFERENCE separated by commas", images},
 	{"SANDBOX_IMAGE_PULL", "missing", "missing pulls an image that the engine does not have, never refuses it", oneOf(func(c *Config) *string { return &c.Pull }, "missing", "never")},
-	{"SANDBOX_IMAGE_POLICY", "", "file of public keys (PEM); a session image must be signed by one of them (cosign sign --key) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
+	{"SANDBOX_IMAGE_POLICY", "", "file of who may sign session images: public keys in PEM, or YAML with keys and identities; one of them must have signed an image (cosign sign) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
 
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
 	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
@@ -149,6 +151,9 @@ var Vars = []Var{
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", str(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
 	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval })},
+
+	{"OTEL_EXPORTER_OTLP_ENDPOINT", "", "where to send OpenTelemetry traces, as OTLP over HTTP; with none of the two there are no traces. OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and the others of the specification are read too", str(func(c *Config) *string { return &c.Traces })},
+	{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "the same, as the full URL of traces", str(func(c *Config) *string { return &c.Traces })},
 }
 
 // Load reads the configuration through getenv, which is os.Getenv outside of

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
 	"github.com/docker/go-units"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 )
 
 // Labels of a session container. Each has the prefix so that an operator can
@@ -64,6 +66,7 @@ type Options struct {
 	NoFile   int64  // hard and soft limit of open files
 	NProc    int64  // hard and soft limit of processes of the session uid, over all its containers
 	Log      *slog.Logger
+	Trace    []otelhttp.Option
 }
 
 // Engine is a connection to a container engine.
@@ -115,7 +118,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 		e.child, host = c, "unix://"+opts.Socket
 	}
-	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTraceOptions(opts.Trace...))
 	if err != nil {
 		e.Close()
 		return nil, fmt.Errorf("engine address %q: %w", host, err)
@@ -215,8 +218,8 @@ func (e *Engine) wrap(doing string, err error) error {
 
 // Image is a session image in the engine's store.
 type Image struct {
-	ID     string // what containers are created from
-	Digest string // of the manifest, when the engine knows one
+	ID      string   // what containers are created from
+	Digests []string // of the manifest and of its index, as far as the engine knows them
 }
 
 // ResolveImage finds ref in the engine's store, pulling it first when it is
@@ -240,9 +243,13 @@ func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image
 	}
 	img := Image{ID: got.ID}
 	if _, d, ok := strings.Cut(ref, "@"); ok {
-		img.Digest = d
-	} else if len(got.RepoDigests) > 0 {
-		_, img.Digest, _ = strings.Cut(got.RepoDigests[0], "@")
+		img.Digests = []string{d}
+		return img, nil
+	}
+	for _, known := range got.RepoDigests {
+		if _, d, ok := strings.Cut(known, "@"); ok && !slices.Contains(img.Digests, d) {
+			img.Digests = append(img.Digests, d)
+		}
 	}
 	return img, nil
 }
@@ -308,6 +315,9 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	if e.podman {
 		// It knows its default runtime by path, and a name only in newer versions.
 		host.Runtime = ""
+		// With a read-only root it mounts these too, without a size.
+		host.Tmpfs["/run"] = "rw,noexec,nosuid,nodev,mode=0755,size=65536,notmpcopyup"
+		host.Tmpfs["/var/tmp"] = tmpfs(s.TmpBytes, "1777")
 	}
 	if e.opts.Runtime == "runsc" {
 		// Counted on the host, where gVisor has several threads for each of the

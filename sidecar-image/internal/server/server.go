@@ -36,6 +36,8 @@ const (
 	// notification, only by hanging up.
 	peekMax  = 64 << 10
 	readyTTL = time.Second
+	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
+	bodyOnTrust = 2 << 20
 )
 
 // Server serves the sidecar.
@@ -223,7 +225,10 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), e
 	if err := s.bodies.Acquire(ctx, weight); err != nil {
 		return nil, nil, errors.New("the sidecar is busy with large requests; try again")
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBody))
+	// Room for what was announced, but no more than a little of it on trust.
+	buf := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), bodyOnTrust)+bytes.MinRead))
+	_, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, s.MaxBody))
+	body := buf.Bytes()
 	if err != nil {
 		s.bodies.Release(weight)
 		var tooLong *http.MaxBytesError

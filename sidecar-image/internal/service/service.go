@@ -21,6 +21,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/server"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tracing"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
@@ -28,6 +29,7 @@ const (
 	engineTimeout = time.Minute     // for the engine to answer at boot
 	bootTimeout   = 5 * time.Minute // for a pull and the trial session
 	drainTimeout  = 20 * time.Second
+	flushTimeout  = 5 * time.Second
 	openAtOnce    = 4
 )
 
@@ -41,6 +43,7 @@ type Service struct {
 	store  *session.Store
 	server *server.Server
 	stop   context.CancelFunc
+	traces *tracing.Tracing
 }
 
 // Start boots a sidecar: the engine answers, the image is there and allowed,
@@ -48,7 +51,7 @@ type Service struct {
 // is missing. Sessions of an earlier sidecar have been adopted when it returns.
 func Start(ctx context.Context, c *config.Config, version string, log *slog.Logger) (_ *Service, err error) {
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Service{cfg: c, log: log, stop: stop}
+	s := &Service{cfg: c, log: log, stop: stop, traces: tracing.Off()}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -63,6 +66,11 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 			log.Warn("a bearer token is shorter than 16 characters: make one with `openssl rand -hex 32`", "name", t.Name)
 		}
 	}
+	if c.Traces != "" {
+		if s.traces, err = tracing.Start(ctx, version, log); err != nil {
+			return nil, err
+		}
+	}
 	var ws *workspace.Root
 	if c.WorkspaceRoot != "" {
 		if ws, err = workspace.New(c.WorkspaceRoot, c.WorkspaceHost, engine.SessionUser, c.WorkspaceMB<<20); err != nil {
@@ -73,7 +81,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 		return nil, err
 	}
 	opts := engine.Options{Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
-		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: log}
+		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: log, Trace: s.traces.Engine()}
 	if c.AllowEgress {
 		opts.Egress = c.EgressNetwork
 	}
@@ -91,7 +99,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 			return nil, err
 		}
 	}
-	t := &tools.Tools{Config: c, Image: im.Resolve, Log: log}
+	t := &tools.Tools{Config: c, Image: im.Resolve, Log: log, Tracing: s.traces}
 	bctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	spec, err := t.DefaultSpec(bctx)
@@ -168,5 +176,10 @@ func (s *Service) Close() {
 	}
 	if s.engine != nil {
 		s.engine.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	if err := s.traces.Close(ctx); err != nil {
+		s.log.Warn("the last traces were not sent", "error", err)
 	}
 }

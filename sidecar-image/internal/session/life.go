@@ -13,21 +13,27 @@ import (
 // warm is a container that waits for its session. Its agent has not been
 // greeted, so nothing runs in it and its environment is still open.
 type warm struct {
-	rec Record
-	rw  io.ReadWriteCloser
+	rec   Record
+	rw    io.ReadWriteCloser
+	image string // its id
 }
 
-// takeWarm takes a container from the pool and asks for another in its place.
-func (m *Manager) takeWarm() (warm, bool) {
+// takeWarm takes a container of an image from the pool and asks for another in
+// its place. Those of an image that the name no longer stands for are removed.
+func (m *Manager) takeWarm(image string) (warm, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.pool) == 0 {
-		return warm{}, false
+	for len(m.pool) > 0 {
+		w := m.pool[0]
+		m.pool = m.pool[1:]
+		if w.image == image {
+			m.wg.Go(m.fill)
+			return w, true
+		}
+		w.rw.Close()
+		m.remove(w.rec, nil)
 	}
-	w := m.pool[0]
-	m.pool = m.pool[1:]
-	m.wg.Go(m.fill)
-	return w, true
+	return warm{}, false
 }
 
 // fill starts containers until the pool is full, one at a time, so that it
@@ -91,9 +97,7 @@ func (m *Manager) adopt(ctx context.Context) error {
 			m.remove(rec, nil)
 			continue
 		}
-		if rec.LastUsed.After(now) { // the clock was set back
-			rec.LastUsed = now
-		}
+		rec = atNow(rec, now)
 		s := &Session{Record: rec, m: m, lastUsed: rec.LastUsed, saved: rec.LastUsed}
 		if rec.Workspace != "" && m.cfg.Workspaces != nil {
 			if s.held, err = m.cfg.Workspaces.Take(rec.Principal, rec.Workspace); err != nil {
@@ -116,6 +120,17 @@ func (m *Manager) adopt(ctx context.Context) error {
 	}
 	m.wg.Go(m.reach)
 	return nil
+}
+
+// atNow puts a record's times on the clock of this process: now and what is
+// made of it hold a monotonic reading, which no later jump of the wall clock
+// touches. One that was set back since they were written makes nothing live longer
+// than it was to.
+func atNow(rec Record, now time.Time) Record {
+	left := min(rec.Deadline.Sub(now), rec.Deadline.Sub(rec.Created))
+	rec.Deadline = now.Add(left)
+	rec.LastUsed = now.Add(-max(0, now.Sub(rec.LastUsed)))
+	return rec
 }
 
 // reach connects to the adopted sessions: that also ends the commands whose

@@ -173,7 +173,7 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	}
 	var w warm
 	if req.Pooled && req.Workspace == "" {
-		w, fromPool = m.takeWarm()
+		w, fromPool = m.takeWarm(req.Spec.Image)
 	}
 	now := m.cfg.Now()
 	describe := func(rec *Record) {
@@ -279,7 +279,7 @@ func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec) (warm
 	if err != nil {
 		return fail(err)
 	}
-	return warm{rec, rw}, nil
+	return warm{rec, rw, spec.Image}, nil
 }
 
 func (m *Manager) greet(ctx context.Context, w warm, env map[string]string) (*host.Conn, error) {

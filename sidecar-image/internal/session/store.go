@@ -97,7 +97,7 @@ func (s *Store) Put(ctx context.Context, r Record) error {
 		return err
 	}
 	if _, err = s.db.ExecContext(ctx, `INSERT OR REPLACE INTO sessions VALUES (?,?,?)`, r.ID, r.LastUsed.UnixNano(), string(b)); err != nil {
-		return fmt.Errorf("writing the session's record: %w", err)
+		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", err)
 	}
 	return nil
 }

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // The SDK goes over a message half a dozen times (batch, message, params,
@@ -26,7 +28,8 @@ type Lifted struct {
 	out map[string]string // strings by the value that stands for them
 }
 
-// Lift returns the body with its long string literals replaced.
+// Lift returns the body with its long string literals replaced. It keeps parts of
+// body, which must not be changed after.
 func (l *Lifted) Lift(body []byte) []byte {
 	if len(body) < liftMin {
 		return body
@@ -89,7 +92,7 @@ func (l *Lifted) value(s string) (string, error) {
 	}
 	inner := literal[1 : len(literal)-1]
 	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) && !hasControl(inner) {
-		return string(inner), nil
+		return unsafe.String(unsafe.SliceData(inner), len(inner)), nil // nobody changes the body
 	}
 	var v string
 	if err := json.Unmarshal(literal, &v); err != nil {
@@ -98,9 +101,20 @@ func (l *Lifted) value(s string) (string, error) {
 	return v, nil
 }
 
-func hasControl(b []byte) bool {
-	for _, c := range b {
-		if c < ' ' {
+// hasControl looks at eight bytes at a time: a byte below 0x20 has none of its
+// three high bits, and borrows from bit 7 when 0x20 is taken from it (a byte
+// above 0x7f is excepted by its own bit 7).
+func hasControl[T ~string | ~[]byte](s T) bool {
+	const ones = 0x0101010101010101
+	i := 0
+	for ; i+8 <= len(s); i += 8 {
+		v := uint64(s[i]) | uint64(s[i+1])<<8 | uint64(s[i+2])<<16 | uint64(s[i+3])<<24 | uint64(s[i+4])<<32 | uint64(s[i+5])<<40 | uint64(s[i+6])<<48 | uint64(s[i+7])<<56
+		if (v-ones*' ')&^v&(ones*0x80) != 0 {
+			return true
+		}
+	}
+	for ; i < len(s); i++ {
+		if s[i] < ' ' {
 			return true
 		}
 	}
@@ -174,11 +188,14 @@ func (w *liftWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+var quote = []byte{'"'}
+
 // writeString writes s as a JSON string.
 func writeString(w http.ResponseWriter, s string) error {
-	b := []byte(s)
-	if bytes.IndexByte(b, '"') < 0 && bytes.IndexByte(b, '\\') < 0 && !hasControl(b) && utf8.Valid(b) {
-		for _, part := range [][]byte{[]byte(`"`), b, []byte(`"`)} {
+	if strings.IndexByte(s, '"') < 0 && strings.IndexByte(s, '\\') < 0 && !hasControl(s) && utf8.ValidString(s) {
+		// Not copied, and not by WriteString, which net/http cuts into chunks of 2 KiB.
+		// A Writer must not change what it is given (io.Writer).
+		for _, part := range [][]byte{quote, unsafe.Slice(unsafe.StringData(s), len(s)), quote} {
 			if _, err := w.Write(part); err != nil {
 				return err
 			}

@@ -94,6 +94,21 @@ func TestParked(t *testing.T) {
 	}
 }
 
+func TestHasControl(t *testing.T) {
+	for n := range 20 {
+		for at := range n {
+			for c := range 256 {
+				b := []byte(strings.Repeat("~", n))
+				b[at] = byte(c)
+				b[(at+1)%n] |= 0x80 // a neighbour to borrow from
+				if got := hasControl(b); got != (c < ' ' && b[at] < ' ') || hasControl(string(b)) != got {
+					t.Fatalf("%d bytes, %#x at %d: %v", n, c, at, got)
+				}
+			}
+		}
+	}
+}
+
 func FuzzLift(f *testing.F) {
 	f.Add(strings.Repeat(`\"`, liftMin))
 	f.Fuzz(func(t *testing.T, content string) {

@@ -90,11 +90,9 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES)", in.Image)
 		}
 	}
-	img, err := t.Image(ctx, ref)
-	if err != nil {
+	if spec.Image, err = t.Image(ctx, ref); err != nil {
 		return spec, 0, err
 	}
-	spec.Image = img.ID
 	return spec, time.Duration(seconds) * time.Second, nil
 }
 
@@ -129,6 +127,7 @@ func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
 	if err != nil {
 		return nil, out, err
 	}
+	c.session = s.ID
 	out.SessionID, out.WorkspacePath, out.Network, out.ExpiresAt = s.ID, workPath, s.Network, stamp(s.Expires())
 	out.Workspace, out.Persistent = s.Workspace, s.Workspace != ""
 	return nil, out, nil
@@ -146,7 +145,7 @@ type closeOut struct {
 // closeOne answers the same whether the session was open, closed, another's or
 // never there.
 func closeOne(_ context.Context, c *call, in idIn) (*result, closeOut, error) {
-	if s, err := c.Sessions.Get(c.who, in.SessionID); err == nil {
+	if s, err := c.get(in.SessionID); err == nil {
 		c.Sessions.CloseSession(s, "closed")
 	}
 	return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
@@ -182,7 +181,7 @@ type touchOut struct {
 }
 
 func touch(_ context.Context, c *call, in idIn) (*result, touchOut, error) {
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, touchOut{}, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tracing"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
@@ -25,8 +26,9 @@ type Tools struct {
 	Sessions *session.Manager
 	// Image resolves a reference to what containers are created from, having
 	// checked the operator's policy.
-	Image   func(ctx context.Context, ref string) (engine.Image, error)
+	Image   func(ctx context.Context, ref string) (id string, err error)
 	Metrics *metrics.Metrics
+	Tracing *tracing.Tracing
 	Log     *slog.Logger
 }
 
@@ -64,6 +66,17 @@ type call struct {
 	req  *mcp.CallToolRequest
 	http *Request
 	log  *slog.Logger
+
+	session string // once the tool has one, for its span
+}
+
+// get returns the caller's session.
+func (c *call) get(id string) (*session.Session, error) {
+	s, err := c.Sessions.Get(c.who, id)
+	if err == nil {
+		c.session = s.ID
+	}
+	return s, err
 }
 
 // result is a tool's answer: its text, and whether it is an error.
@@ -106,8 +119,10 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 			case <-ctx.Done():
 			}
 		}()
+		ctx, end := t.Tracing.Call(ctx, req.Extra.Header, tool.Name, r.Who.Principal, r.Who.RootRun)
 		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r, log: t.Log.With("tool", tool.Name, "principal", r.Who.Principal, "run", r.Who.RootRun)}
 		got, out, err := run(ctx, c, args)
+		end(c.session, kindOf(got, err))
 		if err != nil {
 			c.log.Info("call failed", "took", time.Since(began), "error", loggable(err))
 			return nil, out, err
@@ -132,6 +147,26 @@ func loggable(err error) string {
 		return "wrong argument: " + w.field
 	}
 	return err.Error()
+}
+
+// kindOf names a call's failure for its span, without a word of the caller's.
+func kindOf(got *result, err error) string {
+	var w *wrongArgument
+	switch {
+	case errors.As(err, &w):
+		return "wrong_argument"
+	case errors.Is(err, session.ErrUnknown):
+		return "unknown_session"
+	case errors.Is(err, engine.ErrUnavailable):
+		return "engine_unavailable"
+	case errors.Is(err, context.Canceled), errors.Is(err, errCancelled):
+		return "cancelled"
+	case err != nil:
+		return "failed"
+	case got != nil && got.isErr:
+		return "command" // it ended, with another code than 0
+	}
+	return ""
 }
 
 func yes() *bool { b := true; return &b }

@@ -45,7 +45,7 @@ var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
 func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) {
 	var out execOut
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
@@ -226,7 +226,7 @@ func inWork(path string) (string, error) {
 
 func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) {
 	var out writeOut
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
@@ -292,7 +292,7 @@ type readOut struct {
 
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
-	s, err := c.Sessions.Get(c.who, in.SessionID)
+	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
@@ -339,19 +339,26 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		}
 	}
 	out.Bytes, out.EOF = int64(len(b)), end >= size
-	answer := string(b)
+	// Built in one piece of memory: it may be large.
+	var answer strings.Builder
 	if out.Encoding == "base64" {
-		answer = base64.StdEncoding.EncodeToString(b)
+		answer.Grow(base64.StdEncoding.EncodedLen(len(b)) + 256)
+		e := base64.NewEncoder(base64.StdEncoding, &answer)
+		_, _ = e.Write(b) // a Builder takes everything
+		_ = e.Close()
+	} else {
+		answer.Grow(len(b) + 256)
+		answer.Write(b)
 	}
 	if !out.EOF {
 		out.NextOffset = end
 		// Never silently: the caller of a part is told that it is one.
-		answer += fmt.Sprintf("\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
+		fmt.Fprintf(&answer, "\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
 	}
 	for _, n := range notes {
-		answer += "\n[note: " + n + "]"
+		answer.WriteString("\n[note: " + n + "]")
 	}
-	return &result{text: answer}, out, nil
+	return &result{text: answer.String()}, out, nil
 }
 
 // wholeRunes cuts a character that the end of a part splits.

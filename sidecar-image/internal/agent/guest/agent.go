@@ -151,7 +151,7 @@ func (a *Agent) stdio() {
 		}
 		f[fd] = os.NewFile(uintptr(fd), "stdio")
 	}
-	a.serve(struct {
+	a.Serve(struct {
 		io.Reader
 		io.Writer
 		io.Closer
@@ -190,7 +190,8 @@ func (a *Agent) accept(l net.Listener) {
 	}
 }
 
-func (a *Agent) serve(rw io.ReadWriteCloser) { a.serveHello(rw, func() {}) }
+// Serve serves one connection of a sidecar until it ends. It owns rw.
+func (a *Agent) Serve(rw io.ReadWriteCloser) { a.serveHello(rw, func() {}) }
 
 // serveHello serves one connection; greeted is called once, when it has said
 // Hello or ended without.

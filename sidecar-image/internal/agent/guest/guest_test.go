@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -54,7 +56,8 @@ func TestCollector(t *testing.T) {
 }
 
 // FuzzGuest sends an agent what a hostile sidecar, or a process of the session
-// on its socket, might. Commands are not run: there is no shell.
+// on its socket, might: bytes of no meaning. Commands are not run: there is no
+// shell.
 func FuzzGuest(f *testing.F) {
 	var buf bytes.Buffer
 	w := wire.NewWriter(&buf)
@@ -67,25 +70,104 @@ func FuzzGuest(f *testing.F) {
 	_ = w.Grant(2, 100)
 	f.Add(buf.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		a, err := New(t.TempDir(), "test")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.work.Close()
-		a.shell = ""
+		attack(t, func(_ *wire.Writer, raw io.Writer) { _, _ = raw.Write(b) })
+	})
+}
+
+// FuzzGuestFrames sends well-formed frames in any order: each byte chooses one.
+func FuzzGuestFrames(f *testing.F) {
+	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70"))
+	f.Add([]byte{0x02, 0x06, 0x07, 0x01, 0x08})             // a whole write, then its read and a grant
+	f.Add([]byte{0x02, 0x12, 0x06, 0x16, 0x04, 0x14, 0x00}) // two writes, cancelled
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		attack(t, func(w *wire.Writer, raw io.Writer) {
+			for i, c := range choices[:min(len(choices), 200)] {
+				stream := uint32(c >> 4)
+				var err error
+				switch c & 15 {
+				case 0:
+					err = w.WriteJSON(wire.TExec, stream, wire.Exec{Command: "x", Stdin: i%2 == 0, Timeout: time.Duration(i), MaxOutput: i - 100})
+				case 1:
+					err = w.WriteJSON(wire.TRead, stream, wire.Read{Path: "f", Offset: int64(i - 50), Max: int64(i)})
+				case 2:
+					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "f", Size: 8, Mode: uint32(i)})
+				case 3:
+					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "../f", Size: -1})
+				case 4:
+					err = w.Write(wire.TCancel, stream)
+				case 5:
+					err = w.Write(wire.TPing, stream, []byte{c})
+				case 6:
+					err = w.Write(wire.TData, stream, bytes.Repeat([]byte{c}, 8))
+				case 7:
+					err = w.Write(wire.TEnd, stream)
+				case 8:
+					err = w.Grant(stream, i*1000)
+				case 9:
+					err = w.Write(wire.TData, stream, make([]byte, wire.MaxData))
+				case 10:
+					err = w.WriteJSON(wire.TRead, stream, []int{1})
+				case 11:
+					err = w.Write(wire.TGrant, stream, []byte{1})
+				case 12:
+					err = w.WriteJSON(wire.THello, stream, wire.Hello{Version: wire.Version, Key: "other"})
+				case 13:
+					err = w.WriteJSON(wire.TDone, stream, wire.Exit{})
+				case 14:
+					err = w.Write(wire.TOutput, stream, []byte{1, c})
+				case 15:
+					err = w.Write(wire.TShutdown, 0)
+				}
+				if err != nil {
+					return // it has hung up on us
+				}
+			}
+		})
+	})
+}
+
+// attack greets an agent, says what it likes and hangs up. However it went, the
+// agent is done with the connection then, no stream is left, and it serves the next one.
+func attack(t *testing.T, say func(w *wire.Writer, raw io.Writer)) {
+	dir := t.TempDir()
+	a, err := New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.work.Close()
+	a.shell = ""
+	connect := func(say func(*wire.Writer, net.Conn)) {
 		ours, theirs := net.Pipe()
 		ended := make(chan struct{})
-		go func() { a.serve(theirs); close(ended) }()
-		go func() { _, _ = io.Copy(io.Discard, ours) }()
-		_ = wire.NewWriter(ours).WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: "k"})
-		_, _ = ours.Write(b)
+		go func() { a.Serve(theirs); close(ended) }()
+		w := wire.NewWriter(ours)
+		_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: "k"})
+		say(w, ours)
 		ours.Close()
 		select {
 		case <-ended:
 		case <-time.After(30 * time.Second):
 			t.Fatal("the agent hung")
 		}
+	}
+	connect(func(w *wire.Writer, c net.Conn) {
+		go func() { _, _ = io.Copy(io.Discard, c) }()
+		say(w, c)
 	})
+	connect(func(w *wire.Writer, c net.Conn) {
+		r := wire.NewReader(c)
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if f, err := r.Read(); err != nil || f.Type != wire.THello {
+			t.Fatalf("the next connection is answered %d, %v", f.Type, err)
+		}
+		go func() { _ = w.Write(wire.TPing, 0, []byte("alive")) }()
+		if f, err := r.Read(); err != nil || f.Type != wire.TPing || string(f.Payload) != "alive" {
+			t.Fatalf("the next connection's ping is answered %d %q, %v", f.Type, f.Payload, err)
+		}
+	})
+	if _, err := os.Stat(filepath.Join(filepath.Dir(dir), "f")); err == nil {
+		t.Fatal("it wrote outside of its directory")
+	}
 }
 
 func TestHello(t *testing.T) {
@@ -95,7 +177,7 @@ func TestHello(t *testing.T) {
 	}
 	dial := func(h any) (wire.Frame, net.Conn) {
 		ours, theirs := net.Pipe()
-		go a.serve(theirs)
+		go a.Serve(theirs)
 		_ = ours.SetDeadline(time.Now().Add(5 * time.Second))
 		_ = wire.NewWriter(ours).WriteJSON(wire.THello, 0, h)
 		f, _ := wire.NewReader(ours).Read()

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ const (
 	// grace is how long after an exec's own limit the agent may take to kill it
 	// and answer.
 	grace = 20 * time.Second
+	// readChunk is what a file that is read is first given, in bytes.
+	readChunk = 64 << 10
 )
 
 // ErrLost is wrapped by errors of operations whose connection ended under them.
@@ -211,6 +214,10 @@ func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
 	select {
 	case e = <-s.end:
 	case <-ctx.Done():
+		if cause := context.Cause(ctx); errors.Is(cause, ErrLost) { // it has had its time, and the grace
+			c.fail(errors.New("the agent did not keep the time"))
+			return cause
+		}
 		_ = c.w.Write(wire.TCancel, id)
 		t := time.NewTimer(grace)
 		defer t.Stop()
@@ -416,6 +423,9 @@ func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error)
 		}
 		if int64(len(buf)+len(f.Payload)) > m.Max {
 			return fmt.Errorf("more than the %d bytes that were asked for", m.Max)
+		}
+		if need := len(buf) + len(f.Payload); need > cap(buf) { // doubled: append alone would copy a large file many times
+			buf = slices.Grow(buf, int(min(max(int64(cap(buf)), readChunk), m.Max-int64(len(buf)))))
 		}
 		buf = append(buf, f.Payload...)
 		if got += len(f.Payload); got >= wire.Window/2 {

@@ -153,7 +153,8 @@ type Reader struct {
 	held *[]byte
 }
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, MaxData+1); return &b }}
+// buffers hold a data frame each, header and all, for readers and writers.
+var buffers = sync.Pool{New: func() any { b := make([]byte, headerLen+MaxData+1); return &b }}
 
 // NewReader returns a Reader of r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
@@ -229,7 +230,6 @@ func noEOF(err error) error {
 type Writer struct {
 	mu  sync.Mutex
 	w   io.Writer
-	buf []byte
 	err error
 }
 
@@ -251,16 +251,16 @@ func (w *Writer) Write(t Type, stream uint32, parts ...[]byte) error {
 	if w.err != nil {
 		return w.err
 	}
-	w.buf = binary.BigEndian.AppendUint32(w.buf[:0], uint32(n))
-	w.buf = append(w.buf, byte(t))
-	w.buf = binary.BigEndian.AppendUint32(w.buf, stream)
+	// From the pool, so that an idle connection keeps no buffer.
+	held := buffers.Get().(*[]byte)
+	defer buffers.Put(held)
+	buf := binary.BigEndian.AppendUint32((*held)[:0], uint32(n))
+	buf = append(buf, byte(t))
+	buf = binary.BigEndian.AppendUint32(buf, stream)
 	for _, p := range parts {
-		w.buf = append(w.buf, p...)
+		buf = append(buf, p...)
 	}
-	_, w.err = w.w.Write(w.buf)
-	if cap(w.buf) > 1<<10 {
-		w.buf = nil // an idle connection keeps no large buffer
-	}
+	_, w.err = w.w.Write(buf)
 	return w.err
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,67 +21,57 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
 )
 
-func init() {
-	commands["bench-sbom"] = command{"[-dist DIR] [-image NAME] [-syft PROGRAM]: time an SBOM beside syft's own command", runBenchSBOM}
-}
-
 const syftModule = "github.com/anchore/syft"
 
-func runBenchSBOM(ctx context.Context, env environment, args []string) error {
-	flags := flag.NewFlagSet("bench-sbom", flag.ContinueOnError)
-	open := buildFlags(flags)
-	name := flags.String("image", "loomcycle-toolbox", "the image to describe")
-	program := flags.String("syft", "", "syft's program; without it the version that this program is linked with is installed")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	b, err := open()
+// benchSyft times the SBOM of the toolbox, from nothing, beside syft's command
+// on the same image, and says so in a sentence.
+func benchSyft(ctx context.Context, env environment, root, folder, program string) (string, error) {
+	b, err := openBuild(folder, root, filepath.Join(root, "images", "lock", "lock.json"))
 	if err != nil {
-		return err
+		return "", err
 	}
-	image, err := b.release.Image(*name)
+	image, err := b.release.Image("loomcycle-toolbox")
 	if err != nil {
-		return err
+		return "", err
 	}
 	v, err := image.Variant("linux/" + runtime.GOARCH)
 	if err != nil {
-		return err
+		return "", err
 	}
-	dir, err := os.MkdirTemp("", "bench-sbom-")
+	dir, err := os.MkdirTemp("", "bench-syft-")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer os.RemoveAll(dir)
-	if *program == "" {
-		if *program, err = installSyft(ctx, dir); err != nil {
-			return err
+	if program == "" {
+		if program, err = installSyft(ctx, dir); err != nil {
+			return "", err
 		}
 	}
 	ours, err := b.timeOurs(ctx, dir, *image, *v)
 	if err != nil {
-		return err
+		return "", err
 	}
 	// Syft's command reads a layout that holds one image.
 	single, err := layout.Write(filepath.Join(dir, "oci"), empty.Index)
 	if err != nil {
-		return err
+		return "", err
 	}
 	img, _, err := b.image(image.IndexDigest, *v)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := single.AppendImage(img, layout.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH})); err != nil {
-		return err
+		return "", err
 	}
 	start := time.Now()
-	cmd := exec.CommandContext(ctx, *program, "scan", "-q", "oci-dir:"+string(single), "-o", "spdx-json="+filepath.Join(dir, "syft.spdx.json"), "-o", "cyclonedx-json="+filepath.Join(dir, "syft.cdx.json"))
+	cmd := exec.CommandContext(ctx, program, "scan", "-q", "oci-dir:"+string(single), "-o", "spdx-json="+filepath.Join(dir, "syft.spdx.json"), "-o", "cyclonedx-json="+filepath.Join(dir, "syft.cdx.json"))
 	cmd.Env = append(os.Environ(), "SYFT_CHECK_FOR_APP_UPDATE=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", *program, err, out)
+		return "", fmt.Errorf("%s: %w: %s", program, err, out)
 	}
 	peer := time.Since(start)
-	fmt.Fprintf(env.out, "SBOM of %s for %s: %.1f s; syft's command: %.1f s (%.1f times)\n", image.Name, v.Platform, ours.Seconds(), peer.Seconds(), peer.Seconds()/ours.Seconds())
-	return nil
+	return fmt.Sprintf("SBOM of %s for %s, in both formats: %.1f s; syft's own command on the same image: %.1f s.", image.Name, v.Platform, ours.Seconds(), peer.Seconds()), nil
 }
 
 // timeOurs describes a variant from nothing: no layer is shared with another.
@@ -100,6 +89,9 @@ func (b *build) timeOurs(ctx context.Context, dir string, image dist.Image, v di
 		return 0, err
 	}
 	start := time.Now()
+	if ctx, err = sbom.WithLicences(ctx); err != nil {
+		return 0, err
+	}
 	store, err := imagefs.NewStore(dir)
 	if err != nil {
 		return 0, err

@@ -1,0 +1,126 @@
+// Package dockertest gives tests a docker engine: the machine's, or a private
+// one of Debian's docker.io, which leaves nothing behind.
+package dockertest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	docker "github.com/docker/docker/client"
+)
+
+// Start is the address of an engine, in DOCKER_HOST for the rest of the test:
+// the machine's where one answers; else one that is started with a state of its
+// own, without a network, from the dockerd on PATH or, in CI, from Debian's
+// packages. Where neither can be had the test is skipped, and fails in CI.
+func Start(t *testing.T) string {
+	t.Helper()
+	host := os.Getenv("DOCKER_HOST")
+	if host == "" {
+		host = docker.DefaultDockerHost
+	}
+	if answers(t.Context(), host) {
+		return host
+	}
+	ci := os.Getenv("CI") == "true"
+	if os.Geteuid() != 0 {
+		skip(t, ci, "no docker engine answers at "+host+", and starting one takes root")
+	}
+	dir := t.TempDir()
+	_, err := exec.LookPath("dockerd")
+	_, cerr := exec.LookPath("docker")
+	switch {
+	case err == nil && cerr == nil:
+	case ci:
+		unpack(t, dir)
+	default:
+		skip(t, false, "no docker engine answers at "+host+", and docker is not installed (apt-get install docker.io docker-cli)")
+	}
+	host = "unix://" + filepath.Join(dir, "sock")
+	config := filepath.Join(dir, "daemon.json")
+	if err := os.WriteFile(config, []byte(`{"features": {"containerd-snapshotter": true}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("dockerd", "--config-file", config, "--host", host,
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"), "--pidfile", filepath.Join(dir, "pid"),
+		"--iptables=false", "--ip-forward=false", "--bridge=none")
+	var out lockedBuffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("dockerd:\n%s", &out)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for !answers(ctx, host) {
+		if ctx.Err() != nil {
+			t.Fatalf("dockerd does not answer:\n%s", &out)
+		}
+		time.Sleep(50 * time.Millisecond) // polling a process of another program
+	}
+	t.Setenv("DOCKER_HOST", host)
+	return host
+}
+
+func skip(t *testing.T, fail bool, why string) {
+	t.Helper()
+	if fail {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+// unpack puts docker below the folder and on PATH. The command is a package of
+// its own since Debian 13.
+func unpack(t *testing.T, dir string) {
+	t.Helper()
+	const script = `set -e
+cd "$1"
+apt-get -q -o APT::Sandbox::User=root download docker.io containerd $(apt-cache pkgnames docker-cli | grep -x docker-cli || true)
+for deb in *.deb; do dpkg-deb -x "$deb" root; done`
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("unpacking docker: %v: %s", err, out)
+	}
+	root := filepath.Join(dir, "root")
+	t.Setenv("PATH", filepath.Join(root, "usr/bin")+":"+filepath.Join(root, "usr/sbin")+":"+os.Getenv("PATH"))
+}
+
+func answers(ctx context.Context, host string) bool {
+	c, err := docker.NewClientWithOpts(docker.WithHost(host))
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_, err = c.Ping(ctx)
+	return err == nil
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"bytes"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+// image pulls an image of dist into the test's podman and returns its id.
+func image(t *testing.T, p *enginetest.Podman, name string) string {
+	t.Helper()
+	dist(t)
+	var stderr bytes.Buffer
+	cmd := p.Command("pull", "--quiet", "oci:"+abs(t, "../../dist/oci")+":"+name)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("pulling %s out of dist: %v\n%s", name, err, stderr.String())
+	}
+	words := strings.Fields(string(out))
+	return words[len(words)-1]
+}
+
+// boxed is a sidecar in a container of the test's podman.
+type boxed struct {
+	*sidecar
+	name string
+	args []string // of podman run
+}
+
+func box(t *testing.T, p *enginetest.Podman, address string, args ...string) *boxed {
+	name := "loomcycle-test-" + address[strings.LastIndex(address, ":")+1:]
+	b := &boxed{&sidecar{t: t, podman: p, cli: p, log: &lockedBuffer{}, URL: "http://" + address}, name,
+		append([]string{"--runtime", "runc", "run", "--detach", "--name", name, "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--env", "SANDBOX_AUTH_TOKEN=" + token}, args...)}
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := p.Command("logs", name).CombinedOutput()
+			t.Logf("the sidecar's log:\n%s", out)
+		}
+		_ = p.Command("rm", "--force", "--time", "20", name).Run()
+	})
+	if out, err := p.Command(b.args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b.ready()
+	return b
+}
+
+func (b *boxed) ready() {
+	b.t.Helper()
+	eventually(b.t, 2*time.Minute, "the sidecar in its container is ready", func() bool {
+		resp, err := http.Get(b.URL + "/readyz")
+		if err != nil {
+			if out, err := b.podman.Command("inspect", "--format", "{{.State.Running}}", b.name).Output(); err != nil || strings.TrimSpace(string(out)) != "true" {
+				b.t.Fatal("the sidecar's container has ended")
+			}
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// again kills the sidecar, which is PID 1 of its container, and starts it.
+func (b *boxed) again() {
+	b.t.Helper()
+	for _, args := range [][]string{{"kill", "--signal", "KILL", b.name}, {"wait", b.name}, {"--runtime", "runc", "start", b.name}} {
+		if out, err := b.podman.Command(args...).CombinedOutput(); err != nil && args[0] != "wait" {
+			b.t.Fatalf("podman %v: %v\n%s", args, err, out)
+		}
+	}
+	b.ready()
+}
+
+// The image loomcycle-builder, privileged, with its own nested podman.
+func TestNestedImage(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	builder := image(t, p, "loomcycle-builder")
+	storage := "loomcycle-test-storage"
+	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", storage).Run() })
+	// Sixty seconds the first time; the README does the same.
+	fill := p.Command("--runtime", "runc", "run", "--rm", "--privileged", "--network", "none", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384",
+		"--volume", storage+":/var/lib/containers", "--volume", abs(t, "../../dist")+":/dist:ro", "--entrypoint", "/bin/sh", builder, "-c",
+		"podman tag $(podman pull -q oci:/dist/oci:loomcycle-sandbox-session) localhost/session:test")
+	if out, err := fill.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, rt := range []string{"runc", "crun", "runsc"} {
+		t.Run(rt, func(t *testing.T) {
+			if rt != "runc" {
+				p.Options(t, rt) // what the host's kernel and cgroups refuse outside they refuse inside
+			}
+			address, workspaces := freePort(t), "loomcycle-test-workspaces-"+rt
+			t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", workspaces).Run() })
+			b := box(t, p, address, "--privileged", "--cgroupns", "host", "--tmpfs", "/run", "--publish", address+":9000",
+				"--env", "SANDBOX_IMAGE=localhost/session:test", "--env", "SANDBOX_IMAGE_PULL=never", "--env", "SANDBOX_RUNTIME="+rt,
+				"--env", "SANDBOX_WORKSPACE_ROOT=/var/lib/loomcycle-workspaces", "--volume", workspaces+":/var/lib/loomcycle-workspaces",
+				"--volume", storage+":/var/lib/containers", builder)
+			compileTestFix(t, b.sidecar, b.again, false)
+		})
+	}
+}
+
+func abs(t *testing.T, path string) string {
+	p, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// The image loomcycle-builder-docker with an engine's socket, as socket.yaml
+// runs it: no root, no capability, a read-only root.
+func TestSocketImage(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	builder := image(t, p, "loomcycle-builder-docker")
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the sidecar is another uid
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "engine.sock")
+	service := p.Command("--runtime", "runc", "system", "service", "--time", "0", "unix://"+socket)
+	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	eventually(t, 20*time.Second, "the engine's socket", func() bool { _, err := os.Stat(socket); return err == nil })
+	workspaces := filepath.Join(dir, "ws")
+	for _, args := range [][]string{{"chgrp", "2375", socket}, {"chmod", "660", socket}, {"install", "-d", "-o", "65532", "-g", "65532", "-m", "0711", workspaces}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	address := freePort(t)
+	instance := "test-" + filepath.Base(dir) + address[strings.LastIndex(address, ":")+1:]
+	state := "loomcycle-test-state-" + address[strings.LastIndex(address, ":")+1:]
+	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", state).Run() })
+	b := box(t, p, address, "--publish", address+":9000", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--group-add", "2375", "--tmpfs", "/tmp",
+		"--volume", socket+":/var/run/docker.sock", "--volume", state+":/home/nonroot/.local/share/loomcycle-builder", "--volume", workspaces+":"+workspaces,
+		"--env", "SANDBOX_IMAGE="+p.Image, "--env", "SANDBOX_IMAGE_PULL=never", "--env", "SANDBOX_INSTANCE="+instance, "--env", "SANDBOX_WORKSPACE_ROOT="+workspaces, builder)
+	b.env = map[string]string{"SANDBOX_INSTANCE": instance}
+	t.Cleanup(b.removeAll)
+	compileTestFix(t, b.sidecar, b.again, true)
+	eventually(t, 30*time.Second, "no container is left", func() bool { return len(b.containers()) == 0 })
+	_, err := b.podman.Command("inspect", "--format", "{{.Id}}", b.name).Output()
+	if err != nil {
+		t.Errorf("the sidecar's own container is gone too: %v", err)
+	}
+}

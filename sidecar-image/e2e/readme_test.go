@@ -1,0 +1,176 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+// section returns the shell blocks of a section of ../README.md.
+func section(t *testing.T, title string) string {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(text), "\n## "+title+"\n")
+	if !ok {
+		t.Fatalf("../README.md has no section %q", title)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(rest, -1) {
+		blocks = append(blocks, m[1])
+	}
+	return strings.Join(blocks, "\n")
+}
+
+// dist skips where `dist` has not built the family.
+func dist(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("../../dist/release.json"); err != nil {
+		enginetest.Skip(t, "there is no dist: run `go run mage.go dist` first")
+	}
+	for _, program := range []string{"podman", "jq", "curl", "openssl"} {
+		if _, err := exec.LookPath(program); err != nil {
+			enginetest.Skip(t, "%s is not installed, which the README uses", program)
+		}
+	}
+}
+
+// outerConf makes podman's defaults fit a host without CAP_SYS_RESOURCE or with
+// a hybrid cgroup layout, as the README says.
+func outerConf(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "containers.conf")
+	if err := os.WriteFile(path, []byte("[containers]\ndefault_ulimits = [\"nofile=4096:4096\", \"nproc=16384:16384\"]\n[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// script runs shell commands as an operator types them, job control and all.
+func script(t *testing.T, within time.Duration, text string, env ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-c", "set -m -e -o pipefail\n"+text)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Log(out.String())
+	return out.String()
+}
+
+// inOrder checks that the loop's answers are those that the README promises.
+func inOrder(t *testing.T, out string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		_, rest, ok := strings.Cut(out, w)
+		if !ok {
+			t.Fatalf("there is no %q in\n%s", w, out)
+		}
+		out = rest
+	}
+}
+
+var loopAnswers = []string{"ready", "wrote 11 bytes to /work/go.mod", "add_test.go:3: -1", "[exit: 1]", "ok  \tadd", "Hello, world!", "closed"}
+
+// The README's first section, from nothing to a closed session, through mage.
+func TestReadmeOnThisMachine(t *testing.T) {
+	dist(t)
+	_, port, _ := net.SplitHostPort(freePort(t))
+	commands := strings.ReplaceAll(section(t, "On this machine"), "127.0.0.1:9000", "127.0.0.1:"+port)
+	out := script(t, 15*time.Minute, commands+"\nkill %1; wait || true\n", "SANDBOX_LISTEN_ADDR=127.0.0.1:"+port, "SANDBOX_IMAGE=", "CONTAINERS_CONF="+outerConf(t))
+	inOrder(t, out, loopAnswers...)
+	if !strings.Contains(out, "sessions stay for the next sidecar") {
+		t.Errorf("kill %%1 did not end it in good order:\n%s", out)
+	}
+}
+
+// Its second section: the built image with its nested podman, and the loop.
+func TestReadmeFromTheImage(t *testing.T) {
+	dist(t)
+	port := freePort(t)
+	suffix := "-readme-" + port[strings.LastIndex(port, ":")+1:]
+	names := strings.NewReplacer("127.0.0.1:9000", port, "--name sandbox", "--name sandbox"+suffix, "rm -f sandbox", "rm -f sandbox"+suffix,
+		"sandbox-storage", "sandbox-storage"+suffix, "sandbox-state", "sandbox-state"+suffix)
+	commands := names.Replace(section(t, "From the image"))
+	start, end, ok := strings.Cut(commands, "podman rm -f")
+	if !ok {
+		t.Fatal("the README does not end what it started")
+	}
+	_, loop, ok := strings.Cut(names.Replace(section(t, "On this machine")), "call() {")
+	if !ok {
+		t.Fatal("the README has no loop")
+	}
+	env := []string{"CONTAINERS_CONF=" + outerConf(t)}
+	t.Cleanup(func() {
+		for _, args := range [][]string{{"rm", "-f", "-t", "0", "sandbox" + suffix}, {"volume", "rm", "-f", "sandbox-storage" + suffix, "sandbox-state" + suffix}} {
+			cmd := exec.Command("podman", args...)
+			cmd.Env = append(os.Environ(), env...)
+			_ = cmd.Run()
+		}
+	})
+	inOrder(t, script(t, 15*time.Minute, start+"\ncall() {"+loop+"\npodman rm -f"+end, env...), loopAnswers...)
+}
+
+// Every command that the README names in its text.
+func TestReadmeCommands(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, err := builder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(t.TempDir(), "ws")})
+	c := s.client()
+	c.call("sandbox_close", m{"session_id": c.open(m{"workspace": "w1"})})
+	want := map[string]string{"config": "SANDBOX_AUTH_TOKEN", "healthcheck": "", "workspaces list": "w1", "workspaces prune --older-than 720h [--dry-run]": "PRINCIPAL"}
+	named := 0
+	for _, span := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(regexp.MustCompile("(?s)```.*?```").ReplaceAllString(string(text), ""), -1) {
+		args, ok := strings.CutPrefix(span[1], "loomcycle-builder ")
+		if !ok {
+			args = span[1]
+			if !strings.HasPrefix(args, "workspaces ") {
+				if target, ok := strings.CutPrefix(args, "go run mage.go "); ok {
+					target = strings.ToLower(strings.Fields(target)[0])
+					_, file, _ := strings.Cut(target, ":")
+					if out, err := exec.Command("grep", "-rilE", `func (\(\w+\) )?`+regexp.QuoteMeta(file)+`\(`, "../../magefiles").Output(); err != nil || len(out) == 0 {
+						t.Errorf("there is no target %s", target)
+					}
+				}
+				continue
+			}
+		}
+		says, ok := want[args]
+		if !ok {
+			t.Errorf("`%s` is run by no test", span[1])
+			continue
+		}
+		named++
+		cmd := exec.Command(bin, strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(args))...)
+		cmd.Env = []string{"SANDBOX_LISTEN_ADDR=" + s.env["SANDBOX_LISTEN_ADDR"], "SANDBOX_WORKSPACE_ROOT=" + s.env["SANDBOX_WORKSPACE_ROOT"]}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), says) {
+			t.Errorf("%s: %v\n%s", args, err, out)
+		}
+	}
+	if named != len(want) {
+		t.Errorf("%d of %d commands are named in the README", named, len(want))
+	}
+}

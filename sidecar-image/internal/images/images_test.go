@@ -1,0 +1,94 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+)
+
+// store is an engine's, as far as names go.
+type store struct {
+	images map[string]engine.Image
+	used   []string
+	asked  int
+}
+
+func (s *store) ResolveImage(_ context.Context, ref string, _ bool) (engine.Image, error) {
+	s.asked++
+	img, ok := s.images[ref]
+	if !ok {
+		return img, fmt.Errorf("no such image: %s", ref)
+	}
+	return img, nil
+}
+
+func (s *store) UseImage(_ context.Context, id string) error { s.used = append(s.used, id); return nil }
+
+// A moved tag and a removed image are noticed, and a digest is verified before
+// its first use and then no more.
+func TestResolve(t *testing.T) {
+	clock := time.Unix(1e9, 0)
+	s := &store{images: map[string]engine.Image{"ref:1": {ID: "one", Digests: []string{"sha256:1"}}}}
+	verified := map[string]int{}
+	i := &Images{Engine: s, Now: func() time.Time { return clock }, Verify: func(_ context.Context, _, digest string) error {
+		verified[digest]++
+		if strings.HasPrefix(digest, "sha256:bad") {
+			return errors.New("unsigned")
+		}
+		return nil
+	}}
+	resolve := func(ref, want string) {
+		t.Helper()
+		got, err := i.Resolve(t.Context(), ref)
+		if strings.HasPrefix(want, "error:") {
+			if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(want, "error:")) {
+				t.Errorf("%q, %v; want %s", got, err, want)
+			}
+		} else if got != want || err != nil {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	for range 3 {
+		resolve("ref:1", "one")
+	}
+	if s.asked != 1 {
+		t.Errorf("the engine was asked %d times at one moment", s.asked)
+	}
+	clock = clock.Add(fresh)
+	resolve("ref:1", "one")
+	if s.asked != 2 || verified["sha256:1"] != 1 || len(s.used) != 1 {
+		t.Errorf("asked %d times, verified %v, used %v", s.asked, verified, s.used)
+	}
+
+	s.images["ref:1"] = engine.Image{ID: "two", Digests: []string{"sha256:2"}}
+	resolve("ref:1", "one") // not yet noticed
+	clock = clock.Add(fresh)
+	resolve("ref:1", "two")
+	if verified["sha256:2"] != 1 || len(s.used) != 2 {
+		t.Errorf("a moved tag: verified %v, used %v", verified, s.used)
+	}
+	s.images["ref:1"] = engine.Image{ID: "three", Digests: []string{"sha256:bad3"}}
+	clock = clock.Add(fresh)
+	resolve("ref:1", "error:refused by SANDBOX_IMAGE_POLICY")
+	resolve("ref:1", "error:unsigned") // again, at the same moment
+	delete(s.images, "ref:1")
+	resolve("ref:1", "error:no such image")
+	s.images["ref:1"] = engine.Image{ID: "two", Digests: []string{"sha256:2"}}
+	resolve("ref:1", "two")
+
+	clock = clock.Add(-time.Hour) // a clock that jumps back is no reason to believe forever
+	s.images["ref:1"] = engine.Image{ID: "one", Digests: []string{"sha256:1"}}
+	resolve("ref:1", "one")
+
+	s.images["any"] = engine.Image{ID: "index", Digests: []string{"sha256:bad-manifest", "sha256:5"}}
+	resolve("any", "index")
+	s.images["loaded"] = engine.Image{ID: "loaded"}
+	resolve("loaded", "error:no manifest digest")
+	i.Verify = nil
+	resolve("loaded", "loaded")
+}
