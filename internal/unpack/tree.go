@@ -50,7 +50,11 @@ type tree struct {
 	lower func(p string) (meta, bool)
 	mu    sync.Mutex
 	nodes map[string]*node
+	// buffers are what files are copied with: File.ReadFrom would make one for each.
+	buffers sync.Pool
 }
+
+const copySize = 128 << 10 // bytes
 
 func newTree(dirname string, epoch int64) (*tree, error) {
 	if epoch <= 0 {
@@ -61,6 +65,7 @@ func newTree(dirname string, epoch int64) (*tree, error) {
 		return nil, err
 	}
 	t := &tree{root: root, epoch: epoch, nodes: map[string]*node{}}
+	t.buffers.New = func() any { return new([copySize]byte) }
 	t.nodes["."] = &node{meta: meta{0o755, 0, 0, epoch}, kind: dir, made: true}
 	return t, nil
 }
@@ -139,7 +144,9 @@ func (t *tree) file(p, owner string, m meta, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
+	b := t.buffers.Get().(*[copySize]byte)
+	defer t.buffers.Put(b)
+	_, err = io.CopyBuffer(struct{ io.Writer }{f}, content, b[:]) // the wrapping hides ReadFrom
 	return errors.Join(err, t.seal(f, m), f.Close())
 }
 

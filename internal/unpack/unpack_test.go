@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -380,6 +381,21 @@ func sparseTar(t *testing.T) []byte {
 	return b
 }
 
+// xzOf compresses with Debian's xz-utils.
+func xzOf(t *testing.T, b []byte) []byte {
+	t.Helper()
+	if _, err := exec.LookPath("xz"); err != nil {
+		skip(t, "xz is not installed: apt-get install xz-utils")
+	}
+	cmd := exec.Command("xz", "--compress", "--stdout")
+	cmd.Stdin = bytes.NewReader(b)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func TestBomb(t *testing.T) {
 	zeros := tarOf(t, file("./big", strings.Repeat("\x00", minUnpacked)), file("./more", "x"))
 	var gz, zst bytes.Buffer
@@ -403,6 +419,7 @@ func TestBomb(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"gzip":           deb(arMember{"control.tar", control}, arMember{"data.tar.gz", gz.Bytes()}),
 		"zstd":           deb(arMember{"control.tar", control}, arMember{"data.tar.zst", zst.Bytes()}),
+		"xz":             deb(arMember{"control.tar.xz", xzOf(t, control)}, arMember{"data.tar.xz", xzOf(t, zeros)}),
 		"sparse file":    deb(arMember{"control.tar", control}, arMember{"data.tar", sparseTar(t)}),
 		"sparse control": deb(arMember{"control.tar", sparseTar(t)}, arMember{"data.tar", nil}),
 	} {
