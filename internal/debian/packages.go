@@ -8,8 +8,8 @@ import (
 	"path"
 	"strconv"
 
+	"github.com/loomcycle/loomcycle-images/internal/unpack/xz"
 	"github.com/opencontainers/go-digest"
-	"github.com/therootcompany/xz"
 	"pault.ag/go/debian/control"
 )
 
@@ -40,11 +40,7 @@ func (r *Release) PackagesIndex(component, arch string) (name, byHash string, fi
 // ReadPackages calls visit for each package of an xz-compressed Packages
 // index, holding one at a time in memory.
 func ReadPackages(r io.Reader, visit func(Entry) error) error {
-	plain, err := xz.NewReader(bufio.NewReaderSize(r, 1<<20), xz.DefaultDictMax)
-	if err != nil {
-		return fmt.Errorf("reading a Packages index: %w", err)
-	}
-	paragraphs, err := control.NewParagraphReader(plain, nil)
+	paragraphs, err := control.NewParagraphReader(xz.NewReader(bufio.NewReaderSize(r, 1<<20), 64<<20), nil)
 	if err != nil {
 		return fmt.Errorf("reading a Packages index: %w", err)
 	}

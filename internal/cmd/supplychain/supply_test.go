@@ -200,7 +200,7 @@ func TestSupplyChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{digest.FromString("helloarm64").Encoded(), `"dirHash"`, "pkg:golang/github.com/therootcompany/xz@"} {
+	for _, want := range []string{digest.FromString("helloarm64").Encoded(), `"dirHash"`, "pkg:golang/github.com/klauspost/compress@"} {
 		if !bytes.Contains(statement, []byte(want)) {
 			t.Errorf("the provenance has no %s", want)
 		}
