@@ -35,11 +35,11 @@ var timed = []struct {
 	{"provenance", []string{"provenance"}},
 	{"sign and attest", []string{"sign"}},
 	{"policy", []string{"policy"}},
-	{"release: check what is local and which tags are free", []string{"check what is to be released", "check that the version is free"}},
-	{"release: push", []string{"push"}},
-	{"release: attach signatures and attestations", []string{"attach signatures and attestations"}},
-	{"release: verify what was pushed", []string{"check what was pushed"}},
-	{"release: promote", []string{"promote"}},
+	{"release: check what is local and which tags are free", []string{"release: check what is to be released", "release: check that the version is free"}},
+	{"release: push", []string{"release: push"}},
+	{"release: attach signatures and attestations", []string{"release: attach signatures and attestations"}},
+	{"release: verify what was pushed", []string{"release: check what was pushed"}},
+	{"release: promote", []string{"release: promote"}},
 	{"**release in all**", []string{"release"}},
 	{"`verify` of every image, as a consumer", []string{"verify"}},
 }
@@ -164,7 +164,8 @@ func benchRelease(ctx context.Context, env environment, root, config, folder str
 	sent := &counter{RoundTripper: http.DefaultTransport}
 	err = step("release", func() error {
 		return release.Publish(ctx, release.Options{Config: c, Dist: folder, State: filepath.Join(env.getenv("LOOMCYCLE_CACHE"), "state"), Trust: t,
-			Registry: registry.Options{Transport: sent}, Notice: env.notice, Step: step})
+			Registry: registry.Options{Transport: sent}, Notice: env.notice,
+			Step: func(name string, run func() error) error { return step("release: "+name, run) }})
 	})
 	if err != nil {
 		return m, err
