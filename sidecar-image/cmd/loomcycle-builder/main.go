@@ -19,6 +19,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/pid1"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/cgroup"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
@@ -44,6 +45,10 @@ It is configured by its environment:
 `
 
 func main() {
+	// podman leaves the monitor of each session's container to PID 1.
+	if exit, first := pid1.Run(); first {
+		os.Exit(exit)
+	}
 	if err := run(os.Args[1:], os.Getenv, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "loomcycle-builder:", err)
 		os.Exit(1)
@@ -91,7 +96,8 @@ func serve(c *config.Config) error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if os.Getpid() == 1 && c.Host == "" { // the nested podman's containers will be below us
+	// As PID 1, or below the reaper that is: the nested podman's containers will be below us.
+	if (os.Getpid() == 1 || os.Getppid() == 1) && c.Host == "" {
 		self, err := os.ReadFile("/proc/self/cgroup")
 		if err == nil {
 			err = cgroup.MakeRoom("/sys/fs/cgroup", string(self))
