@@ -96,8 +96,8 @@ func serve(c *config.Config) error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	// As PID 1, or below the reaper that is: the nested podman's containers will be below us.
-	if (os.Getpid() == 1 || os.Getppid() == 1) && c.Host == "" {
+	// Below PID 1, which is our own reaper or the engine's: the nested podman's containers will be below us.
+	if os.Getppid() == 1 && c.Host == "" {
 		self, err := os.ReadFile("/proc/self/cgroup")
 		if err == nil {
 			err = cgroup.MakeRoom("/sys/fs/cgroup", string(self))
