@@ -324,12 +324,7 @@ func TestInterrupt(t *testing.T) {
 }
 
 // running are the command lines that hold the mark.
-func running(mark string) (out []string) {
-	for _, p := range engine.Processes(expired, mark) {
-		out = append(out, p)
-	}
-	return out
-}
+func running(mark string) []string { return engine.Processes(expired, mark) }
 
 // expired is a context in which nothing is waited for.
 var expired = func() context.Context {
