@@ -131,8 +131,16 @@ func TestNeed(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	err := Need(t.Context(), t.Output(), "skopeo", "runc", "runsc")
-	if err == nil || !strings.Contains(err.Error(), "apt-get install runc runsc skopeo") {
+	err := Need(t.Context(), t.Output(), "skopeo", "runsc")
+	if err == nil || !strings.Contains(err.Error(), "apt-get install runsc skopeo") {
 		t.Errorf("without apt-get the error is: %v", err)
+	}
+	// What podman starts itself, wherever it looks for that.
+	companions["git"] = []string{"xz", "ldconfig"}
+	packages["ldconfig"] = "libc-bin"
+	defer func() { delete(companions, "git"); delete(packages, "ldconfig") }()
+	err = Need(t.Context(), t.Output(), "git")
+	if err == nil || !strings.Contains(err.Error(), "apt-get install git xz-utils") || strings.Contains(err.Error(), "libc-bin") {
+		t.Errorf("with companions the error is: %v", err)
 	}
 }

@@ -17,9 +17,12 @@ import (
 var packages = map[string]string{
 	"docker-registry":     "docker-registry",
 	"git":                 "git",
+	"iptables":            "iptables",
 	"mmdebstrap":          "mmdebstrap",
 	"newuidmap":           "uidmap",
+	"nft":                 "nftables",
 	"npm":                 "npm",
+	"openssl":             "openssl",
 	"podman":              "podman",
 	"qemu-aarch64-static": "qemu-user-static",
 	"qemu-x86_64-static":  "qemu-user-static",
@@ -28,11 +31,17 @@ var packages = map[string]string{
 	"runsc":               "runsc",
 	"skopeo":              "skopeo",
 	"slirp4netns":         "slirp4netns",
+	"xz":                  "xz-utils",
+}
+
+// companions are what a program starts itself and Debian only recommends with it.
+var companions = map[string][]string{
+	"podman": {"nft", "iptables"}, // netavark, for bridges: nft since 1.12, iptables before
 }
 
 // Tests are the programs that the project's tests run beside the engines'
 // libraries.
-var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns"}
+var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
 
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the
@@ -40,11 +49,14 @@ var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm",
 func Need(ctx context.Context, w io.Writer, programs ...string) error {
 	missing := map[string]bool{}
 	for _, p := range programs {
+		programs = append(programs, companions[p]...)
+	}
+	for _, p := range programs {
 		pkg := packages[p]
 		if pkg == "" {
 			return fmt.Errorf("host: no Debian package is known for %q", p)
 		}
-		if _, err := exec.LookPath(p); err != nil {
+		if !found(p) {
 			missing[pkg] = true
 		}
 	}
@@ -67,6 +79,16 @@ func Need(ctx context.Context, w io.Writer, programs ...string) error {
 		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(install, " "), err, out)
 	}
 	return nil
+}
+
+// found also looks where users other than root need not have their PATH.
+func found(program string) bool {
+	for _, name := range []string{program, "/usr/sbin/" + program, "/sbin/" + program} {
+		if _, err := exec.LookPath(name); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func apt(ctx context.Context, args ...string) ([]byte, error) {
