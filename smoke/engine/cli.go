@@ -285,7 +285,9 @@ func (e *cli) options(c *Container, container string) ([]string, error) {
 	add(c.Workdir != "", "--workdir", c.Workdir)
 	add(c.NoNetwork, "--network", "none")
 	add(c.ReadOnly, "--read-only")
-	add(c.ReadOnly && e.program == "podman", "--read-only-tmpfs=false")
+	// No tmpfs that the case does not ask for. podman 5 then makes /dev read-only
+	// too, below which gVisor lets nobody write to a device.
+	add(c.ReadOnly && e.program == "podman" && c.Runtime != "runsc", "--read-only-tmpfs=false")
 	add(c.DropCaps, "--cap-drop", "ALL")
 	add(c.NoNewPrivileges, "--security-opt", "no-new-privileges")
 	add(c.Pids > 0, "--pids-limit", strconv.Itoa(c.Pids))
