@@ -111,3 +111,13 @@ func TestUnknownImage(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An image named without its registry is refused before any registry is asked.
+func TestReferenceNeedsRegistry(t *testing.T) {
+	for _, ref := range []string{"loomcycle", "team/loomcycle:1.2.3", "registry.example/loomcycle"} {
+		_, err := (&runner{}).remoteTargets(t.Context(), ref)
+		if err == nil || !strings.Contains(err.Error(), "SMOKE_REF: could not parse reference") || !strings.Contains(err.Error(), "write REGISTRY/REPOSITORY") {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+}

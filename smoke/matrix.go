@@ -138,9 +138,10 @@ func (r *runner) findTargets(ctx context.Context) ([]*target, error) {
 // remoteTargets are the platforms of an image in a registry. Which image of
 // the family it is, its title label says.
 func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, error) {
-	ref, err := name.ParseReference(text)
+	// Strict: an image without a registry is in none, not in a default one.
+	ref, err := name.ParseReference(text, name.StrictValidation)
 	if err != nil {
-		return nil, fmt.Errorf("SMOKE_REF: %w", err)
+		return nil, fmt.Errorf("SMOKE_REF: %w; write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST", err)
 	}
 	opts := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
 	index, err := remote.Index(ref, opts...)

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -145,7 +146,9 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	}
 	b.build = images.Build{Version: b.state.Version, Revision: b.state.Commit, Created: b.state.Time}
 	if v := b.Getenv("VERSION"); v != "" {
-		b.build.Version = strings.TrimPrefix(v, "v")
+		if b.build.Version, err = version(v); err != nil {
+			return nil, err
+		}
 	}
 	if b.build.Created.IsZero() {
 		b.build.Created = time.Unix(b.lock.Epoch, 0)
@@ -170,6 +173,18 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	stamp := []string{"-X main.version=" + b.build.Version, "-X main.commit=" + b.build.Revision}
 	b.runtime, err = resolveLoomcycle(ctx, b.Getenv, b.cache, stamp)
 	return b, err
+}
+
+// What an image's tag may hold, with the v of the tag vX.Y.Z before it. It is
+// also a word of the linker's command line.
+var versionSyntax = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,126}$`)
+
+func version(text string) (string, error) {
+	v := strings.TrimPrefix(text, "v")
+	if !versionSyntax.MatchString(v) {
+		return "", fmt.Errorf("VERSION=%q can't be an image's tag: letters, digits, dots, dashes and underscores, such as 1.2.3", text)
+	}
+	return v, nil
 }
 
 // epoch is the newest modification time of a file in an image: the lock's

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -105,7 +106,11 @@ func (r *Release) Image(name string) (*Image, error) {
 			return &r.Images[i], nil
 		}
 	}
-	return nil, fmt.Errorf("this build has no image called %q", name)
+	names := make([]string, len(r.Images))
+	for i, img := range r.Images {
+		names[i] = img.Name
+	}
+	return nil, fmt.Errorf("this build has no image called %q; it has %s", name, strings.Join(names, ", "))
 }
 
 // Variant finds the image's variant for a platform.
