@@ -59,6 +59,9 @@ func Start(t *testing.T) string {
 	t.Cleanup(func() {
 		cmd.Process.Signal(syscall.SIGTERM)
 		cmd.Wait()
+		// Where mounts are private dockerd binds its data root to itself, and
+		// leaves that; where they are not there is nothing to unmount.
+		_ = syscall.Unmount(filepath.Join(dir, "data"), syscall.MNT_DETACH)
 		if t.Failed() {
 			t.Logf("dockerd:\n%s", &out)
 		}
