@@ -91,7 +91,6 @@ func (c *Catalog) CycloneDX(created time.Time) ([]byte, error) {
 	sums := c.purls()
 	for i := range *bom.Components {
 		part := &(*bom.Components)[i]
-		nameYoung(part.Licenses)
 		if sum, ok := sums[part.PackageURL]; ok {
 			part.Hashes = &[]cyclonedx.Hash{{Algorithm: cyclonedx.HashAlgoSHA256, Value: sum.Encoded()}}
 		}
@@ -110,21 +109,6 @@ func (c *Catalog) CycloneDX(created time.Time) ([]byte, error) {
 		return nil, fmt.Errorf("encode CycloneDX: %w", err)
 	}
 	return buf.Bytes(), nil
-}
-
-// young are SPDX ids that the list of CycloneDX 1.6 does not have yet.
-var young = []string{"SMAIL-GPL"}
-
-// nameYoung gives licences with such an id as names, which may be anything.
-func nameYoung(licences *cyclonedx.Licenses) {
-	if licences == nil {
-		return
-	}
-	for _, choice := range *licences {
-		if l := choice.License; l != nil && slices.Contains(young, l.ID) {
-			l.ID, l.Name = "", l.ID
-		}
-	}
 }
 
 func indent(v any) ([]byte, error) {
