@@ -34,7 +34,8 @@ var packages = map[string]string{
 	"xz":                  "xz-utils",
 }
 
-// companions are what a program starts itself and Debian only recommends with it.
+// companions are what a program starts itself, also where a user's PATH does not
+// lead, and Debian only recommends with it.
 var companions = map[string][]string{
 	"podman": {"nft", "iptables"}, // netavark, for bridges: nft since 1.12, iptables before
 }
@@ -49,9 +50,11 @@ var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm",
 func Need(ctx context.Context, w io.Writer, programs ...string) error {
 	missing := map[string]bool{}
 	for _, p := range programs {
-		programs = append(programs, companions[p]...)
-	}
-	for _, p := range programs {
+		for _, c := range companions[p] {
+			if !found("/usr/sbin/"+c) && !found(c) {
+				missing[packages[c]] = true
+			}
+		}
 		pkg := packages[p]
 		if pkg == "" {
 			return fmt.Errorf("host: no Debian package is known for %q", p)
@@ -81,14 +84,9 @@ func Need(ctx context.Context, w io.Writer, programs ...string) error {
 	return nil
 }
 
-// found also looks where users other than root need not have their PATH.
 func found(program string) bool {
-	for _, name := range []string{program, "/usr/sbin/" + program, "/sbin/" + program} {
-		if _, err := exec.LookPath(name); err == nil {
-			return true
-		}
-	}
-	return false
+	_, err := exec.LookPath(program)
+	return err == nil
 }
 
 func apt(ctx context.Context, args ...string) ([]byte, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -49,7 +50,9 @@ func Try(ctx context.Context, e Engine, instance string, spec engine.Spec) error
 }
 
 // limited asks the session's own cgroup for its limit, as some engines leave out
-// what they may not set, and say nothing. gVisor shows no cgroup of the host's.
+// what they may not set, and say nothing. gVisor shows none, or one of its own
+// making without limits, which it writes in full, where Linux rounds to a page. An
+// answer that is no limit at all tells nothing of the engine either.
 func limited(ctx context.Context, conn *host.Conn, want int64) error {
 	out, exit, err := conn.Exec(ctx, wire.Exec{Command: "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null", Timeout: helloTimeout, MaxOutput: 64}, nil, nil)
 	if err != nil {
@@ -57,7 +60,9 @@ func limited(ctx context.Context, conn *host.Conn, want int64) error {
 	}
 	has := strings.TrimSpace(string(out.Bytes(host.Stdout, "")))
 	const page = 4096 // to which the kernel rounds
-	if n, err := strconv.ParseInt(has, 10, 64); exit.Code != 0 || err == nil && n <= want && n > want-page {
+	n, err := strconv.ParseInt(has, 10, 64)
+	switch {
+	case exit.Code != 0, err != nil && has != "max", n == math.MaxInt64, n <= want && n > want-page:
 		return nil
 	}
 	return fmt.Errorf("the engine does not limit a session's memory (the limit is %s, not %d): a rootless podman needs cgroup v2 with the memory, cpu and pids controllers given to its user, and a nested one cgroups that it may write", has, want)
