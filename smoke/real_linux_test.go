@@ -27,6 +27,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 )
 
@@ -261,7 +262,7 @@ func TestInterrupt(t *testing.T) {
 			// never comes, and two volumes.
 			cmd.Env = append(os.Environ(), "SMOKE_DIST="+tinyDist(t, mark), "SMOKE_CASES=drop-in", "SMOKE_ENGINE=podman", "SMOKE_REF=",
 				"LOOMCYCLE_CACHE="+cache, "TMPDIR="+tmp)
-			var out lockedBuffer
+			var out syncbuf.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			if err := cmd.Start(); err != nil {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -141,24 +140,6 @@ func report(t *testing.T, r *runner) (*Report, string) {
 		t.Fatal(err)
 	}
 	return rep, text.String()
-}
-
-// lockedBuffer takes what two streams of a process write.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func newDirect() *direct { return &direct{volumes: map[string]bool{}} }

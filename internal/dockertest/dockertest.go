@@ -3,17 +3,17 @@
 package dockertest
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	docker "github.com/docker/docker/client"
+
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 // Start is the address of an engine, in DOCKER_HOST for the rest of the test:
@@ -51,7 +51,7 @@ func Start(t *testing.T) string {
 	cmd := exec.Command("dockerd", "--config-file", config, "--host", host,
 		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"), "--pidfile", filepath.Join(dir, "pid"),
 		"--iptables=false", "--ip-forward=false", "--bridge=none")
-	var out lockedBuffer
+	var out syncbuf.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -109,21 +109,4 @@ func answers(ctx context.Context, host string) bool {
 	defer c.Close()
 	_, err = c.Ping(ctx)
 	return err == nil
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

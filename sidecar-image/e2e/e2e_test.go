@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
@@ -56,25 +57,8 @@ type sidecar struct {
 	env   map[string]string
 	URL   string
 	cmd   *exec.Cmd
-	log   *lockedBuffer
+	log   *syncbuf.Buffer
 	ended chan struct{}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // start runs a sidecar with the given OCI runtime and further variables.
@@ -89,7 +73,7 @@ func start(t testing.TB, runtime string, env map[string]string) *sidecar {
 func startOn(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
 	t.Helper()
 	p := enginetest.New(t)
-	s := &sidecar{t: t, podman: p, cli: cli, log: &lockedBuffer{}, env: map[string]string{
+	s := &sidecar{t: t, podman: p, cli: cli, log: &syncbuf.Buffer{}, env: map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME"),
 		"SANDBOX_PODMAN_OPTIONS": strings.Join(p.Flags, " "), "SANDBOX_IMAGE": p.Image, "SANDBOX_IMAGE_PULL": "never",
 		"SANDBOX_AUTH_TOKEN": token, "SANDBOX_RUNTIME": runtime, "SANDBOX_AGENT": p.Agent, "SANDBOX_LOG_LEVEL": "debug",

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
@@ -38,7 +39,7 @@ type boxed struct {
 
 func box(t *testing.T, p *enginetest.Podman, address string, args ...string) *boxed {
 	name := "loomcycle-test-" + address[strings.LastIndex(address, ":")+1:]
-	b := &boxed{&sidecar{t: t, podman: p, cli: p, log: &lockedBuffer{}, URL: "http://" + address}, name,
+	b := &boxed{&sidecar{t: t, podman: p, cli: p, log: &syncbuf.Buffer{}, URL: "http://" + address}, name,
 		append([]string{"--runtime", "runc", "run", "--detach", "--name", name, "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--env", "SANDBOX_AUTH_TOKEN=" + token}, args...)}
 	t.Cleanup(func() {
 		if t.Failed() {

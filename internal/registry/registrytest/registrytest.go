@@ -3,7 +3,6 @@
 package registrytest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -17,11 +16,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 // Kind names a registry server.
@@ -90,7 +90,7 @@ func FreePort(t testing.TB) string {
 // with 200 and returns that answer. What the program printed is shown when the test fails.
 func Serve(t testing.TB, ready, program string, args ...string) []byte {
 	t.Helper()
-	var out lockedBuffer
+	var out syncbuf.Buffer
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = &out, &out, t.TempDir()
 	if err := cmd.Start(); err != nil {
@@ -118,23 +118,6 @@ func Serve(t testing.TB, ready, program string, args ...string) []byte {
 		}
 		time.Sleep(20 * time.Millisecond) // polling a process of another program
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // Fault looks at a request on its way to the registry. It returns an answer of
