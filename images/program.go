@@ -76,6 +76,7 @@ func (g *Graph) Web(source, node llb.State) llb.State {
 		llb.AddEnv("HOME", "/tmp"),
 		llb.AddEnv("PATH", "/usr/local/bin:/usr/bin:/bin"),
 		llb.AddEnv("npm_config_cache", "/cache"),
+		llb.AddEnv("NODE_EXTRA_CA_CERTS", "/etc/ssl/certs/ca-certificates.crt"), // Node has a bundle of its own
 		llb.AddSecret("npm_config_registry", llb.SecretID(SecretNPMRegistry), llb.SecretAsEnv(true), llb.SecretOptional),
 		llb.AddSecret("/etc/ssl/certs/ca-certificates.crt", llb.SecretID(SecretCA), llb.SecretOptional),
 		llb.WithCustomName("build the web UI"),

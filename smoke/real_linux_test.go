@@ -220,7 +220,7 @@ func tinyDist(t *testing.T, mark string) string {
 	}
 	text, err := json.Marshal(dist.Release{
 		SchemaVersion: 1, Version: "0.0.0", Source: dist.Source{Repository: "https://example.test/x", Commit: strings.Repeat("0", 40)},
-		Epoch: imagetest.Epoch, LockDigest: testDigest, Compression: "gzip",
+		Epoch: imagetest.Epoch, LockDigest: testDigest, Compression: "gzip", Compressor: "test",
 		Images: []dist.Image{{Name: "loomcycle", IndexDigest: must(index.Digest()), Platforms: []dist.Variant{{
 			Platform: "linux/" + runtime.GOARCH, Digest: must(img.Digest()), Config: must(img.ConfigName()), Size: size,
 			Layers: []dist.Layer{{Group: "static", Digest: must(layers[0].Digest()), DiffID: must(layers[0].DiffID()), Size: size}},

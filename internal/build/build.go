@@ -60,7 +60,7 @@ type builder struct {
 	state    vcs.State
 	build    images.Build
 	cache    string
-	compress string
+	compress dist.Compressor
 	sources  *sources
 	runtime  loomcycle
 	goproxy  string               // as a compile step reads it
@@ -83,7 +83,7 @@ func Run(ctx context.Context, o Options) (*dist.Release, error) {
 		defer conn.Close()
 		b.Builder = conn
 	}
-	stage, err := dist.Stage(b.Dist)
+	stage, err := dist.Stage(b.Dist, b.compress)
 	if err != nil {
 		return nil, err
 	}
@@ -91,6 +91,18 @@ func Run(ctx context.Context, o Options) (*dist.Release, error) {
 	variants, err := b.solve(ctx, stage)
 	if err != nil {
 		return nil, err
+	}
+	start := time.Now()
+	manifests := make([]digest.Digest, len(variants))
+	for i, v := range variants {
+		manifests[i] = v.manifest
+	}
+	size, err := stage.Compress(ctx, manifests)
+	if err != nil {
+		return nil, err
+	}
+	if size > 0 {
+		fmt.Fprintf(b.Log, "build: compressed %d MB of layers in %s\n", size/1e6, time.Since(start).Round(100*time.Millisecond))
 	}
 	return b.publish(stage, variants)
 }
@@ -138,7 +150,7 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	if b.cache, err = buildkit.CacheDir(b.Getenv); err != nil {
 		return nil, err
 	}
-	if b.compress, err = buildkit.Compression(b.Getenv); err != nil {
+	if b.compress, err = dist.NewCompressor(b.Root, b.Getenv("COMPRESSION")); err != nil {
 		return nil, err
 	}
 	if b.state, err = vcs.Describe(ctx, b.Root); err != nil {
@@ -170,8 +182,7 @@ func load(ctx context.Context, o Options) (*builder, error) {
 		return nil, err
 	}
 	b.sources = newSources(mirror.FromMachine(ctx, b.Getenv))
-	stamp := []string{"-X main.version=" + b.build.Version, "-X main.commit=" + b.build.Revision}
-	b.runtime, err = resolveLoomcycle(ctx, b.Getenv, b.cache, stamp)
+	b.runtime, err = resolveLoomcycle(ctx, b.Getenv, b.cache, stamp(b.build.Version, b.build.Revision))
 	return b, err
 }
 
@@ -207,7 +218,7 @@ type variant struct {
 const tries = 5
 
 func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, error) {
-	store, err := buildkit.OpenStore(stage.Layout())
+	store, err := buildkit.OpenStore(stage.Layout(), stage.Has)
 	if err != nil {
 		return nil, err
 	}
@@ -218,9 +229,8 @@ func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, er
 		}
 		for i, v := range variants {
 			export, err := buildkit.Export{
-				Config:      b.family.OCIConfig(v.image, v.arch, b.build),
-				Layers:      groupNames(v.layers),
-				Compression: b.compress,
+				Config: b.family.OCIConfig(v.image, v.arch, b.build),
+				Layers: groupNames(v.layers),
 			}.To(store)
 			if err != nil {
 				return nil, err
@@ -327,7 +337,8 @@ func (b *builder) publish(stage *dist.Staging, variants []variant) (*dist.Releas
 		Source:        dist.Source{Repository: b.family.Source, Commit: b.state.Commit, Loomcycle: b.runtime.label},
 		Epoch:         b.build.Created.Unix(),
 		LockDigest:    b.locked,
-		Compression:   b.compress,
+		Compression:   b.compress.Compression,
+		Compressor:    b.compress.Version,
 	}
 	indexes := map[string]ocispec.Descriptor{}
 	for _, name := range b.Images {
@@ -435,7 +446,10 @@ func (n *node) program(p images.ProgramSource, arch string) (llb.State, error) {
 	if !own && run.bin != "" {
 		return n.prebuilt(run.bin, arch)
 	}
-	program := images.Program{Name: p.Name, Package: p.Package, LDFlags: run.ldflags, Label: "this repository"}
+	program := images.Program{Name: p.Name, Package: p.Package, LDFlags: stamp(n.b.build.Version, n.b.build.Revision), Label: "this repository"}
+	if p.Name == "loomcycle" {
+		program.LDFlags = run.ldflags
+	}
 	dir, include := n.b.Root, p.Include
 	if !own {
 		dir, include = run.dir, nil

@@ -1,7 +1,9 @@
 package build
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 )
@@ -318,6 +321,83 @@ func TestCancel(t *testing.T) {
 	left, err := os.ReadDir(filepath.Dir(o.Dist))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// Another loomcycle, at a tag of its own repository: its user interface is
+// built with npm, compiled in, and the binary has that repository's version.
+func TestRuntimeWithUserInterface(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module example.org/loomcycle\n\ngo 1.24\n",
+		"cmd/loomcycle/main.go": `package main
+
+import "example.org/loomcycle/web"
+
+var version, commit string
+
+func main() { println(version, commit, web.Page) }
+`,
+		"web/web.go":       "package web\n\nimport _ \"embed\"\n\n//go:embed dist/page\nvar Page string\n",
+		"web/build.js":     `require("fs").mkdirSync("dist"); require("fs").writeFileSync("dist/page", "made by npm: " + require("is-number")("42"))`,
+		"web/package.json": `{"name": "ui", "version": "1.0.0", "scripts": {"build": "node build.js"}, "dependencies": {"is-number": "7.0.0"}}`,
+		"web/package-lock.json": `{"name": "ui", "version": "1.0.0", "lockfileVersion": 3, "packages": {
+			"": {"name": "ui", "version": "1.0.0", "dependencies": {"is-number": "7.0.0"}},
+			"node_modules/is-number": {"version": "7.0.0",
+				"integrity": "sha512-41Cifkg6e8TylSpdtTpeLVMqvSBEVzTttHvERD741+pnZ8ANv0004MRL43QKPDlK9cGvNp6NZWZUBlbGXYxxng=="}}}`,
+	} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var commit string
+	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "one"}, {"tag", "v3.2.1"}, {"rev-parse", "HEAD"}} {
+		cmd := exec.Command("git", args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %s: %v\n%s", args, err, out)
+		}
+		commit = strings.TrimSpace(string(out))
+	}
+	// The BuildKit of ordinary builds: Node's image has most of the toolchain.
+	o := options(t, nil, map[string]string{"LOOMCYCLE_SOURCE": "git:" + dir + "#v3.2.1", "LOOMCYCLE_CACHE": ""})
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := r.Image("loomcycle")
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := imagefs.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	for i := range img.Platforms {
+		v := &img.Platforms[i]
+		content, err := dist.Content(o.Dist, img, v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fs, err := store.Open(t.Context(), content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		binary, err := fs.ReadFile("/usr/local/bin/loomcycle")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"made by npm: true", "3.2.1", commit} {
+			if !bytes.Contains(binary, []byte(want)) {
+				t.Errorf("%s: the binary does not have %q", v.Platform, want)
+			}
+		}
+	}
+	if want := "git:" + dir + "#" + commit; r.Source.Loomcycle != want {
+		t.Errorf("release.json has the source %q, not %q", r.Source.Loomcycle, want)
 	}
 }
 

@@ -23,27 +23,31 @@ type loomcycle struct {
 }
 
 // resolveLoomcycle reads LOOMCYCLE_SOURCE, LOOMCYCLE_PACKAGE and
-// LOOMCYCLE_LDFLAGS, and brings a git source onto this machine.
-func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache string, stamp []string) (loomcycle, error) {
+// LOOMCYCLE_LDFLAGS, and brings a git source onto this machine. The binary is
+// stamped with the version and commit of the repository that it comes from;
+// own are this one's.
+func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache string, own []string) (loomcycle, error) {
 	value := getenv("LOOMCYCLE_SOURCE")
 	kind, rest, _ := strings.Cut(value, ":")
-	l := loomcycle{pkg: "./cmd/loomcycle", ldflags: stamp}
+	l := loomcycle{pkg: "./cmd/loomcycle", ldflags: own}
 	if p := getenv("LOOMCYCLE_PACKAGE"); p != "" {
 		l.pkg = p
 	}
-	if f := getenv("LOOMCYCLE_LDFLAGS"); f != "" {
-		l.ldflags = strings.Fields(f)
-	}
 	switch {
 	case value == "":
-		return loomcycle{ldflags: l.ldflags}, nil
+		l.pkg = ""
 	case kind == "git" && strings.Contains(rest, "#"):
 		i := strings.LastIndex(rest, "#")
-		dir, commit, err := vcs.Checkout(ctx, filepath.Join(cache, "loomcycle"), rest[:i], rest[i+1:])
+		url, ref := rest[:i], rest[i+1:]
+		dir, commit, err := vcs.Checkout(ctx, filepath.Join(cache, "loomcycle"), url, ref)
 		if err != nil {
 			return l, fmt.Errorf("LOOMCYCLE_SOURCE: %w", err)
 		}
-		l.dir, l.label = dir, "git:"+redact(rest[:i])+"#"+commit
+		version := "0.0.0-g" + commit[:12]
+		if releaseTag.MatchString(ref) {
+			version = strings.TrimPrefix(ref, "v")
+		}
+		l.dir, l.label, l.ldflags = dir, "git:"+redact(url)+"#"+commit, stamp(version, commit)
 	case kind == "dir" && rest != "":
 		dir, err := filepath.Abs(rest)
 		if err != nil {
@@ -53,12 +57,18 @@ func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache str
 		if err != nil {
 			return l, fmt.Errorf("LOOMCYCLE_SOURCE: %w", err)
 		}
-		l.dir, l.label = dir, "dir:"+filepath.Base(dir)+"#"+state.Commit
+		l.dir, l.label, l.ldflags = dir, "dir:"+filepath.Base(dir)+"#"+state.Commit, stamp(state.Version, state.Commit)
 	case kind == "bin" && rest != "":
 		l.bin, l.label = rest, "bin:"+filepath.Base(rest)
 		return l, nil
 	default:
 		return l, fmt.Errorf("LOOMCYCLE_SOURCE=%s is none of git:URL#REF, dir:PATH, bin:DIR", redact(value))
+	}
+	if f := getenv("LOOMCYCLE_LDFLAGS"); f != "" {
+		l.ldflags = strings.Fields(f)
+	}
+	if l.dir == "" {
+		return l, nil
 	}
 	if _, err := os.Stat(filepath.Join(l.dir, "go.mod")); err != nil {
 		return l, fmt.Errorf("LOOMCYCLE_SOURCE: %s is not a Go module: %w", l.label, err)
@@ -67,6 +77,13 @@ func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache str
 	l.web = err == nil
 	return l, nil
 }
+
+// stamp sets what the program prints as its version.
+func stamp(version, commit string) []string {
+	return []string{"-X main.version=" + version, "-X main.commit=" + commit}
+}
+
+var releaseTag = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+`)
 
 // checkBinary demands a static Linux executable of the architecture.
 func checkBinary(file, arch string) error {
@@ -80,7 +97,7 @@ func checkBinary(file, arch string) error {
 		return fmt.Errorf("LOOMCYCLE_SOURCE: %s is for %v, not for %s (%v)", file, f.Machine, arch, want)
 	}
 	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+		if p.Type == elf.PT_INTERP { // a static position-independent one has PT_DYNAMIC, too
 			return fmt.Errorf("LOOMCYCLE_SOURCE: %s is dynamically linked; the distroless image has no loader: build it with CGO_ENABLED=0", file)
 		}
 	}

@@ -546,7 +546,7 @@ func TestErrorNamesTheStep(t *testing.T) {
 // variant exports a state and returns its manifest.
 func variant(t *testing.T, b *Builder, dir, platform string, layers int, state llb.State, locals map[string]fsutil.FS) (ocispecs.Descriptor, ocispecs.Manifest) {
 	t.Helper()
-	job := exportJob(t, opened(t, dir), platform, "", layers, state, locals)
+	job := exportJob(t, opened(t, dir), platform, layers, state, locals)
 	res, err := b.Solve(t.Context(), job)
 	if err != nil {
 		t.Fatal(err)
@@ -556,14 +556,14 @@ func variant(t *testing.T, b *Builder, dir, platform string, layers int, state l
 
 func opened(t *testing.T, dir string) content.Store {
 	t.Helper()
-	store, err := OpenStore(dir)
+	store, err := OpenStore(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return store
 }
 
-func exportJob(t *testing.T, store content.Store, platform, compression string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
+func exportJob(t *testing.T, store content.Store, platform string, layers int, state llb.State, locals map[string]fsutil.FS) Job {
 	t.Helper()
 	p := strings.Split(platform, "/")
 	created := time.Unix(1700000000, 0).UTC()
@@ -575,7 +575,6 @@ func exportJob(t *testing.T, store content.Store, platform, compression string, 
 		},
 		Layers:      []string{"one", "two", "three"}[:layers],
 		Annotations: map[string]string{"org.opencontainers.image.title": "test"},
-		Compression: compression,
 	}.To(store)
 	if err != nil {
 		t.Fatal(err)
@@ -617,42 +616,40 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	run, locals := steps(t)
 	b := connected(t, opts)
 	one, two, three, four := layer(run, "one", "1"), layer(run, "two", "2"), layer(run, "three", "3"), layer(run, "four", "4")
-	for compression, mediaType := range map[string]string{"gzip": ocispecs.MediaTypeImageLayerGzip, "zstd": ocispecs.MediaTypeImageLayerZstd} {
-		dir := t.TempDir()
-		// Both at once, into one store, as a build of the family does it.
-		store := opened(t, dir)
-		res, err := b.Solve(t.Context(),
-			exportJob(t, store, "linux/amd64", compression, 3, llb.Merge([]llb.State{one, two, three}), locals),
-			exportJob(t, store, "linux/arm64", compression, 3, llb.Merge([]llb.State{one, two, four}), locals))
-		if err != nil {
-			t.Fatal(err)
+	dir := t.TempDir()
+	// Both at once, into one store, as a build of the family does it.
+	store := opened(t, dir)
+	res, err := b.Solve(t.Context(),
+		exportJob(t, store, "linux/amd64", 3, llb.Merge([]llb.State{one, two, three}), locals),
+		exportJob(t, store, "linux/arm64", 3, llb.Merge([]llb.State{one, two, four}), locals))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, toolbox := manifest(t, dir, res[0])
+	_, session := manifest(t, dir, res[1])
+	a, s := digests(toolbox.Layers), digests(session.Layers)
+	if len(a) != 3 || len(s) != 3 || !slices.Equal(a[:2], s[:2]) || a[2] == s[2] {
+		t.Errorf("layers %q and %q: want three each, the first two shared", a, s)
+	}
+	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
+		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
+	}
+	if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
+		t.Errorf("annotations %q", toolbox.Annotations)
+	}
+	var cfg ocispecs.Image
+	blob(t, dir, session.Config.Digest, &cfg)
+	if cfg.Config.User != "1000:1000" || cfg.Architecture != "arm64" || len(cfg.RootFS.DiffIDs) != 3 || cfg.Created.Unix() != 1700000000 {
+		t.Errorf("config %+v", cfg)
+	}
+	for _, h := range cfg.History {
+		if h.Created != nil && h.Created.Unix() != 1700000000 {
+			t.Errorf("the history has a clock: %+v", h)
 		}
-		_, toolbox := manifest(t, dir, res[0])
-		_, session := manifest(t, dir, res[1])
-		a, s := digests(toolbox.Layers), digests(session.Layers)
-		if len(a) != 3 || len(s) != 3 || !slices.Equal(a[:2], s[:2]) || a[2] == s[2] {
-			t.Errorf("%s: layers %q and %q: want three each, the first two shared", compression, a, s)
-		}
-		if toolbox.Layers[0].MediaType != mediaType || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
-			t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
-		}
-		if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
-			t.Errorf("annotations %q", toolbox.Annotations)
-		}
-		var cfg ocispecs.Image
-		blob(t, dir, session.Config.Digest, &cfg)
-		if cfg.Config.User != "1000:1000" || cfg.Architecture != "arm64" || len(cfg.RootFS.DiffIDs) != 3 || cfg.Created.Unix() != 1700000000 {
-			t.Errorf("config %+v", cfg)
-		}
-		for _, h := range cfg.History {
-			if h.Created != nil && h.Created.Unix() != 1700000000 {
-				t.Errorf("the history has a clock: %+v", h)
-			}
-		}
-		blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
-		if len(blobs) != 4+2+2 { // distinct layers, configs, manifests
-			t.Errorf("%d blobs in the store: %q", len(blobs), blobs)
-		}
+	}
+	blobs, _ := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
+	if len(blobs) != 4+2+2 { // distinct layers, configs, manifests
+		t.Errorf("%d blobs in the store: %q", len(blobs), blobs)
 	}
 }
 
@@ -667,7 +664,7 @@ func TestConcurrentExportsIntoOneStore(t *testing.T) {
 		store := opened(t, dir)
 		var jobs []Job
 		for range 6 {
-			jobs = append(jobs, exportJob(t, store, "linux/amd64", "", 3, state, locals))
+			jobs = append(jobs, exportJob(t, store, "linux/amd64", 3, state, locals))
 		}
 		start := time.Now()
 		if _, err := b.Solve(t.Context(), jobs...); err != nil {
@@ -699,7 +696,7 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	// Both nodes at once, one display.
 	dir := t.TempDir()
 	store := opened(t, dir)
-	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", "", 2, state, locals), exportJob(t, store, "linux/arm64", "", 2, state, locals))
+	res, err := b.Solve(t.Context(), exportJob(t, store, "linux/amd64", 2, state, locals), exportJob(t, store, "linux/arm64", 2, state, locals))
 	if err != nil {
 		t.Fatal(err)
 	}

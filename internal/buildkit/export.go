@@ -25,32 +25,14 @@ type Export struct {
 	Layers []string
 	// Annotations go into the image manifest.
 	Annotations map[string]string
-	// Compression is "gzip" or "zstd"; empty means gzip.
-	Compression string
 }
-
-// Compression reads COMPRESSION: gzip, which is the default, or zstd.
-func Compression(getenv func(string) string) (string, error) {
-	switch c := getenv("COMPRESSION"); c {
-	case "", "gzip":
-		return "gzip", nil
-	case "zstd":
-		return c, nil
-	default:
-		return "", fmt.Errorf("COMPRESSION=%s is unknown: use gzip or zstd", c)
-	}
-}
-
-// gzipLevel costs 2 % of size and saves two fifths of the time against
-// BuildKit's own choice, 6, and compressing is the longest part of an export.
-const gzipLevel = "4"
 
 // To is the exporter entry that writes the variant's manifest, config and
 // layers into a store. It adds no index: Descriptor gives the manifest.
 //
-// Digests depend on the layers' content and the compression only: no
-// attestation is added, layers that came compressed from a cache are compressed
-// again unless they already are as asked, and timestamps are left alone.
+// Digests depend on the layers' content only: no attestation is added, layers
+// are plain tars, also those that came compressed from a cache, and timestamps
+// are left alone.
 func (e Export) To(store content.Store) (client.ExportEntry, error) {
 	attrs := map[string]string{}
 	if e.Config.OS != "" || len(e.Layers) > 0 {
@@ -67,19 +49,12 @@ func (e Export) To(store content.Store) (client.ExportEntry, error) {
 		}
 		attrs[exptypes.ExporterImageConfigKey] = string(cfg)
 	}
-	compression := e.Compression
-	if compression == "" {
-		compression = "gzip"
-	}
 	maps.Copy(attrs, map[string]string{
 		"tar":               "false",
-		"compression":       compression,
+		"compression":       "uncompressed",
 		"force-compression": "true",
 		"oci-mediatypes":    "true",
 	})
-	if compression == "gzip" {
-		attrs["compression-level"] = gzipLevel
-	}
 	for k, v := range e.Annotations {
 		attrs[exptypes.AnnotationManifestKey(nil, k)] = v
 	}

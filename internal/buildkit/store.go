@@ -8,6 +8,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	"github.com/sirupsen/logrus"
 )
 
@@ -15,7 +17,8 @@ import (
 // blobs/sha256. One store takes the exports of any number of concurrent jobs: a
 // blob that it already has is not sent again, one that is just coming is waited
 // for. Two stores of one folder at the same time would corrupt each other's writes.
-func OpenStore(dir string) (content.Store, error) {
+// has names more blobs, not in the folder, that need not be sent.
+func OpenStore(dir string, has func(digest.Digest) bool) (content.Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
 	}
@@ -27,7 +30,7 @@ func OpenStore(dir string) (content.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
 	}
-	return &waitingStore{Store: store, turns: map[string]chan struct{}{}}, nil
+	return &waitingStore{Store: store, has: has, turns: map[string]chan struct{}{}}, nil
 }
 
 // waitingStore lets a second writer of a blob wait for the first one, where the
@@ -35,6 +38,7 @@ func OpenStore(dir string) (content.Store, error) {
 // in the log each time.
 type waitingStore struct {
 	content.Store
+	has   func(digest.Digest) bool
 	mu    sync.Mutex
 	turns map[string]chan struct{}
 }
@@ -45,6 +49,9 @@ func (s *waitingStore) Writer(ctx context.Context, opts ...content.WriterOpt) (c
 		if err := opt(&o); err != nil {
 			return nil, err
 		}
+	}
+	if s.has != nil && s.has(o.Desc.Digest) {
+		return nil, fmt.Errorf("%s: %w", o.Desc.Digest, errdefs.ErrAlreadyExists)
 	}
 	s.mu.Lock()
 	turn := s.turns[o.Ref]

@@ -77,15 +77,6 @@ func TestSocketPath(t *testing.T) {
 	}
 }
 
-func TestCompression(t *testing.T) {
-	for in, want := range map[string]string{"": "gzip", "gzip": "gzip", "zstd": "zstd", "xz": ""} {
-		got, err := Compression(env(map[string]string{"COMPRESSION": in}))
-		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: %q, %v", in, got, err)
-		}
-	}
-}
-
 func TestCacheDir(t *testing.T) {
 	for _, c := range []struct {
 		env  map[string]string

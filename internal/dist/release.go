@@ -23,6 +23,7 @@ type Release struct {
 	Epoch         int64         `json:"epoch"` // SOURCE_DATE_EPOCH, seconds since 1970 UTC
 	LockDigest    digest.Digest `json:"lockDigest"`
 	Compression   string        `json:"compression"` // gzip or zstd
+	Compressor    string        `json:"compressor"`  // whose bytes the layers are: a module, its version and settings
 	Images        []Image       `json:"images"`
 }
 

@@ -22,12 +22,14 @@ import (
 type Staging struct {
 	final, dir string
 	hold       *os.File // tells a later build that this one is at work
+	compressor Compressor
+	layers     map[digest.Digest]ocispec.Descriptor // the compressed ones, by diff id
 }
 
 // Stage starts a dist folder beside the final one, with links to the blobs
 // that the final one has: what did not change is not exported again.
 // Folders of builds that were killed are removed.
-func Stage(final string) (*Staging, error) {
+func Stage(final string, c Compressor) (*Staging, error) {
 	pattern := "." + filepath.Base(final) + "-*.tmp"
 	if err := sweep(filepath.Join(filepath.Dir(final), pattern)); err != nil {
 		return nil, err
@@ -36,7 +38,7 @@ func Stage(final string) (*Staging, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Staging{final: final, dir: dir}
+	s := &Staging{final: final, dir: dir, compressor: c, layers: map[digest.Digest]ocispec.Descriptor{}}
 	if s.hold, err = hold(dir); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
@@ -57,6 +59,7 @@ func Stage(final string) (*Staging, error) {
 			return nil, errors.Join(err, s.Discard())
 		}
 	}
+	s.reuse()
 	return s, nil
 }
 
@@ -125,9 +128,9 @@ type Built struct {
 	Annotations map[string]string
 }
 
-// Add writes the variant's own manifest and configuration over the layers
-// that BuildKit exported, so that a digest depends on the layers and on our
-// data and on no version of BuildKit's exporter.
+// Add writes the variant's own manifest and configuration over its compressed
+// layers, so that a digest depends on the layers and on our data and on no
+// version of BuildKit's exporter.
 func (s *Staging) Add(b Built) (Variant, ocispec.Descriptor, error) {
 	fail := func(err error) (Variant, ocispec.Descriptor, error) {
 		return Variant{}, ocispec.Descriptor{}, fmt.Errorf("%s for %s: %w", b.Image, platformString(b.Platform), err)
@@ -156,9 +159,13 @@ func (s *Staging) Add(b Built) (Variant, ocispec.Descriptor, error) {
 			Created:   image.Created,
 			CreatedBy: "layer " + b.Groups[i],
 		})
-		manifest.Layers = append(manifest.Layers, ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: l.Size})
-		v.Layers = append(v.Layers, Layer{Group: b.Groups[i], Digest: l.Digest, DiffID: config.RootFS.DiffIDs[i], Size: l.Size})
-		v.Size += l.Size
+		desc, ok := s.layers[l.Digest]
+		if !ok || l.Digest != config.RootFS.DiffIDs[i] {
+			return fail(fmt.Errorf("layer %s with the diff id %s is not compressed", l.Digest, config.RootFS.DiffIDs[i]))
+		}
+		manifest.Layers = append(manifest.Layers, desc)
+		v.Layers = append(v.Layers, Layer{Group: b.Groups[i], Digest: desc.Digest, DiffID: l.Digest, Size: desc.Size})
+		v.Size += desc.Size
 	}
 	var err error
 	if manifest.Config, err = s.writeJSON(ocispec.MediaTypeImageConfig, image); err != nil {
@@ -192,7 +199,7 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 		return nil // there is no old dist, or none that can be read
 	}
 	if strings.HasSuffix(r.Source.Commit, "-dirty") || old.Source != r.Source || old.Version != r.Version ||
-		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression {
+		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression || old.Compressor != r.Compressor {
 		return nil
 	}
 	for _, img := range old.Images {

@@ -13,11 +13,11 @@ import (
 // leaves alone what another build has in hand.
 func TestStageSweepsUp(t *testing.T) {
 	final := filepath.Join(t.TempDir(), "dist")
-	working, err := Stage(final)
+	working, err := Stage(final, Compressor{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed, err := Stage(final)
+	killed, err := Stage(final, Compressor{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestStageSweepsUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	last, err := Stage(final)
+	last, err := Stage(final, Compressor{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -189,7 +189,7 @@ func (b *bk) image(img *Image, stores map[string]content.Store) (llb.State, erro
 	if folder == "" {
 		folder = b.pulled
 	}
-	store, err := buildkit.OpenStore(folder)
+	store, err := buildkit.OpenStore(folder, nil)
 	if err != nil {
 		return llb.State{}, err
 	}

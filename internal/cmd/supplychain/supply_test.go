@@ -70,7 +70,7 @@ func (f family) write(name string) string {
 	locked := lock.Lock{Epoch: imagetest.Epoch, Debian: map[string][]lock.Package{}, Go: map[string]lock.Module{}, NPM: map[string][]lock.NPMPackage{}}
 	release := dist.Release{
 		SchemaVersion: 1, Version: "0.0.0-gabc", Source: dist.Source{Repository: "https://git.example/images", Commit: strings.Repeat("a", 40)},
-		Epoch: imagetest.Epoch, Compression: "gzip",
+		Epoch: imagetest.Epoch, Compression: "gzip", Compressor: "test",
 	}
 	path, err := layout.Write(filepath.Join(f.root, name, "oci"), empty.Index)
 	must(err)

@@ -57,7 +57,7 @@ func (f Family) Write(folder string) (*dist.Release, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &dist.Release{SchemaVersion: 1, Version: f.Version, Epoch: 1767225600, LockDigest: digest.FromString("lock"), Compression: "gzip",
+	r := &dist.Release{SchemaVersion: 1, Version: f.Version, Epoch: 1767225600, LockDigest: digest.FromString("lock"), Compression: "gzip", Compressor: "disttest",
 		Source: dist.Source{Repository: "https://git.example.test/loomcycle-images", Commit: strings.Repeat("c0ffee00", 5)}}
 	for _, name := range slices.Sorted(maps.Keys(f.Images)) {
 		image := dist.Image{Name: name}
