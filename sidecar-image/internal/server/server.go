@@ -4,6 +4,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,8 +30,10 @@ import (
 const (
 	sessionHeader = "Mcp-Session-Id"
 	bodyTimeout   = time.Minute
-	// bodiesInFlight bounds the request bodies held at once, in bytes.
+	// bodiesInFlight bounds the request bodies held at once, in bytes. Small
+	// ones don't count: they never wait for large ones that are slow to come.
 	bodiesInFlight = 128 << 20
+	smallBody      = 64 << 10
 	// peekMax bounds the bodies that are looked into for a request id, in bytes,
 	// their long strings not counted: a call above it cannot be cancelled by
 	// notification, only by hanging up.
@@ -54,6 +57,7 @@ type Server struct {
 	stream   http.Handler
 	plain    http.Handler
 	draining atomic.Bool
+	timeout  time.Duration // for a body to arrive; bodyTimeout when 0
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
@@ -77,6 +81,7 @@ func (s *Server) Handler() http.Handler {
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
 	}
 	s.stream, s.plain = handler(false), handler(true)
+	s.timeout = cmp.Or(s.timeout, bodyTimeout)
 	s.bodies = semaphore.NewWeighted(max(bodiesInFlight, s.MaxBody))
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
@@ -215,14 +220,17 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), e
 	if weight > s.MaxBody {
 		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
 	}
-	if weight < 0 {
+	switch {
+	case weight < 0:
 		weight = s.MaxBody
+	case weight <= smallBody:
+		weight = 0
 	}
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
-	ctx, cancel := context.WithTimeout(r.Context(), bodyTimeout)
+	_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	if err := s.bodies.Acquire(ctx, weight); err != nil {
+	if weight > 0 && s.bodies.Acquire(ctx, weight) != nil {
 		return nil, nil, errors.New("the sidecar is busy with large requests; try again")
 	}
 	// Room for what was announced, but no more than a little of it on trust.
