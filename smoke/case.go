@@ -73,7 +73,9 @@ type Container struct {
 	Memory          string            `yaml:"memory"`
 	Runtime         string            `yaml:"runtime"`
 	Hosts           []string          `yaml:"hosts"` // NAME:ADDRESS
-	Mounts          []Mount           `yaml:"mounts"`
+	// Ports are published on this machine's loopback, each at one that is free.
+	Ports  []int   `yaml:"ports"`
+	Mounts []Mount `yaml:"mounts"`
 }
 
 // Mount is one of three: a tmpfs with its mode, a folder of the host, or a
@@ -112,6 +114,9 @@ type Step struct {
 	Shell string   `yaml:"shell"` // bash (-c), sh (-c) or login (bash -lc)
 	Exec  []string `yaml:"exec"`
 	Probe []string `yaml:"probe"` // a command of smoke/probe
+	// Outside runs the probe of a service's step on this machine. In its
+	// arguments ${8787} is where the container's port is published.
+	Outside bool `yaml:"outside"`
 
 	Env     map[string]string `yaml:"env"`
 	OnlyEnv []string          `yaml:"only_env"` // all that is kept of the environment
@@ -184,7 +189,7 @@ func (c Container) over(top Container) Container {
 		ReadOnly: flag(c.ReadOnly, top.ReadOnly), DropCaps: flag(c.DropCaps, top.DropCaps),
 		NoNewPrivileges: flag(c.NoNewPrivileges, top.NoNewPrivileges),
 		Pids:            max(c.Pids, top.Pids), Env: maps.Clone(c.Env),
-		Hosts: slices.Concat(c.Hosts, top.Hosts),
+		Hosts: slices.Concat(c.Hosts, top.Hosts), Ports: slices.Concat(c.Ports, top.Ports),
 	}
 	if top.Pids > 0 {
 		out.Pids = top.Pids

@@ -266,8 +266,11 @@ func (r *runner) work(ctx context.Context, tasks []*task, report *Report) {
 
 // compileProbes compiles the probe for every architecture that has a task.
 func (r *runner) compileProbes(ctx context.Context, tasks []*task) error {
+	arches := []string{runtime.GOARCH} // for steps outside
 	for _, t := range tasks {
-		arch := t.target.arch()
+		arches = append(arches, t.target.arch())
+	}
+	for _, arch := range arches {
 		if r.probes[arch] != "" {
 			continue
 		}

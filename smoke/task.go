@@ -1,14 +1,18 @@
 package smoke
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -130,7 +134,7 @@ func (r *runner) container(ctx context.Context, t *task, spec Container, sh *sha
 	c := &engine.Container{
 		Image: &t.target.Image, User: spec.User, Workdir: spec.Workdir, NoNetwork: spec.Network == "none",
 		ReadOnly: is(spec.ReadOnly), DropCaps: is(spec.DropCaps), NoNewPrivileges: is(spec.NoNewPrivileges),
-		Pids: spec.Pids, Memory: spec.Memory, Runtime: spec.Runtime, Hosts: spec.Hosts,
+		Pids: spec.Pids, Memory: spec.Memory, Runtime: spec.Runtime, Hosts: spec.Hosts, Ports: spec.Ports,
 	}
 	for k, v := range spec.Env {
 		c.Env = append(c.Env, k+"="+v)
@@ -323,7 +327,11 @@ func (r *runner) service(ctx context.Context, t *task, c *engine.Container, s *S
 	}
 	for i := range steps {
 		start := time.Now()
-		out, err := run.Exec(ctx, steps[i].argv())
+		do := run.Exec
+		if steps[i].Outside {
+			do = func(ctx context.Context, argv []string) (*engine.Output, error) { return r.outside(ctx, run, argv) }
+		}
+		out, err := do(ctx, steps[i].argv())
 		if err != nil {
 			return err
 		}
@@ -351,6 +359,36 @@ func (r *runner) service(ctx context.Context, t *task, c *engine.Container, s *S
 		return f
 	}
 	return nil
+}
+
+// outside runs a probe on this machine against the published ports.
+func (r *runner) outside(ctx context.Context, run engine.Running, argv []string) (*engine.Output, error) {
+	var errs []error
+	args := make([]string, len(argv)-1)
+	for i, a := range argv[1:] {
+		args[i] = os.Expand(a, func(name string) string {
+			port, err := strconv.Atoi(name)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("${%s} in a step outside is no port", name))
+				return ""
+			}
+			address, err := run.Published(ctx, port)
+			errs = append(errs, err)
+			return address
+		})
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(r.probes[runtime.GOARCH], "probe"), args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return nil, fmt.Errorf("running the probe on this machine: %w", err)
+	}
+	return &engine.Output{Exit: cmd.ProcessState.ExitCode(), Stdout: stdout.Bytes(), Stderr: stderr.Bytes()}, nil
 }
 
 // shared is what the phases of a task share.

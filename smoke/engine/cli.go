@@ -309,6 +309,9 @@ func (e *cli) options(c *Container, container string) ([]string, error) {
 	for _, h := range c.Hosts {
 		add(true, "--add-host", h)
 	}
+	for _, p := range c.Ports {
+		add(true, "--publish", "127.0.0.1::"+strconv.Itoa(p))
+	}
 	for _, kv := range c.Env {
 		add(true, "--env", kv)
 	}
@@ -394,6 +397,10 @@ type running struct {
 
 func (r *running) Exec(ctx context.Context, argv []string) (*Output, error) {
 	return r.e.command(ctx, nil, append([]string{"exec", r.name}, argv...)...)
+}
+
+func (r *running) Published(ctx context.Context, port int) (string, error) {
+	return r.e.must(ctx, "port", r.name, strconv.Itoa(port)+"/tcp")
 }
 
 func (r *running) Stop(ctx context.Context) (time.Duration, int, error) {

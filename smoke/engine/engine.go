@@ -37,6 +37,7 @@ type Container struct {
 	Memory          string
 	Runtime         string
 	Hosts           []string
+	Ports           []int // published on this machine's loopback
 	Mounts          []Mount
 }
 
@@ -84,6 +85,8 @@ type Engine interface {
 // Running is a started container.
 type Running interface {
 	Exec(ctx context.Context, argv []string) (*Output, error)
+	// Published is the address (127.0.0.1:49153) of one of its Ports.
+	Published(ctx context.Context, port int) (string, error)
 	// Stop stops it as an operator would, and says how long that took and
 	// with which code the main process ended. It fails when there is nothing
 	// left to stop.
