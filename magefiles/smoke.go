@@ -7,8 +7,6 @@ import (
 	"context"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/internal/bench"
 	"github.com/loomcycle/loomcycle-images/smoke"
@@ -20,9 +18,6 @@ func Smoke(ctx context.Context, name *string) error {
 	if name != nil {
 		o.Images = []string{*name}
 	}
-	// Mage passes an interrupt on; a CI system's cancel button sends SIGTERM.
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
-	defer stop()
 	_, err := smoke.Run(ctx, o)
 	return err
 }

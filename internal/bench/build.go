@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/moby/buildkit/client"
@@ -43,6 +46,10 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	}
 	b := bench{checkout: checkout, dir: dir, getenv: getenv, log: log}
 
+	fresh, err := b.fresh(ctx)
+	if err != nil {
+		return "", err
+	}
 	family, err := b.daemon(ctx, "family")
 	if err != nil {
 		return "", err
@@ -97,6 +104,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
 		{"ratio, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/native.Seconds()), "12 or more"},
 		{"ratio, without the base", fmt.Sprintf("%.1f", install.Seconds()/native.Seconds()), ""},
+		{"fresh checkout, no module and no compiled package there: BuildKit's first line", seconds(fresh), "within 3 minutes"},
 		{"whole family, both platforms, from an empty BuildKit", seconds(whole), "under 150 s"},
 		{"no-change rebuild", seconds(again), "under 3 s"},
 		{"rebuild after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(alone)), "under 10 s beyond `go build`"},
@@ -151,6 +159,58 @@ func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Dura
 	start := time.Now()
 	r, err := build.Run(ctx, o)
 	return time.Since(start), r, err
+}
+
+// fresh is the time from a clone to BuildKit's first line, where the go
+// command has nothing in its caches and no buildkitd was compiled yet.
+func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
+	at := func(name string) string { return filepath.Join(b.dir, "fresh", name) }
+	if out, err := exec.CommandContext(ctx, "git", "clone", "-q", b.checkout, at("checkout")).CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	}
+	env := map[string]string{"GOCACHE": at("go-build"), "GOMODCACHE": at("go-mod"), "GOFLAGS": b.getenv("GOFLAGS") + " -modcacherw", "MAGEFILE_CACHE": at("mage"),
+		"LOOMCYCLE_CACHE": at("cache"), "BUILDKIT_HOST": "", "BUILDKIT_PROGRESS": "plain"}
+	getenv := func(name string) string {
+		if v, ok := env[name]; ok {
+			return v
+		}
+		return b.getenv(name)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	cmd := exec.CommandContext(ctx, "go", "run", "mage.go", "images:build", "loomcycle")
+	cmd.Dir, cmd.Env = at("checkout"), os.Environ()
+	for k, v := range env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	// The whole group: the go command does not pass a signal on.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	out, in := io.Pipe()
+	cmd.Stdout, cmd.Stderr = in, in
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	go func() { in.CloseWithError(cmd.Wait()) }()
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		fmt.Fprintln(b.log, "fresh:", lines.Text())
+		if strings.HasPrefix(lines.Text(), "#1 ") {
+			took = time.Since(start)
+			break
+		}
+	}
+	stop()
+	_, _ = io.Copy(io.Discard, out) // until it has ended
+	d, err := buildkit.NewDaemon(buildkit.Options{Getenv: getenv, Log: b.log, Root: at("checkout"), CacheDir: at("cache")})
+	if err == nil {
+		err = errors.Join(d.Remove(context.WithoutCancel(ctx)), os.RemoveAll(at("")))
+	}
+	if took == 0 {
+		err = errors.Join(errors.New("a fresh checkout did not come as far as BuildKit"), lines.Err(), err)
+	}
+	return took, err
 }
 
 // change makes another runtime of the checkout, as an edit would.
