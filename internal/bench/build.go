@@ -46,6 +46,25 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	}
 	b := bench{checkout: checkout, dir: dir, getenv: getenv, log: log}
 
+	arm, err := b.daemon(ctx, "arm64")
+	if err != nil {
+		return "", err
+	}
+	defer arm.stop()
+	native, _, err := b.run(ctx, arm, build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}})
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(log, "bench: %s for the arm64 toolbox from nothing\n", seconds(native))
+	base, install, err := b.dockerfile(ctx, arm)
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(log, "bench: %s for the same packages by Dockerfile, %s for its base\n", seconds(install), seconds(base))
+	if err := arm.stop(); err != nil {
+		return "", err
+	}
+
 	fresh, err := b.fresh(ctx)
 	if err != nil {
 		return "", err
@@ -86,20 +105,6 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 		return "", err
 	}
 
-	arm, err := b.daemon(ctx, "arm64")
-	if err != nil {
-		return "", err
-	}
-	defer arm.stop()
-	native, _, err := b.run(ctx, arm, build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the arm64 toolbox from nothing\n", seconds(native))
-	base, install, err := b.dockerfile(ctx, arm)
-	if err != nil {
-		return "", err
-	}
 	shared, total, err := sharedBytes(release, "loomcycle-toolbox", "loomcycle-sandbox-session")
 	if err != nil {
 		return "", err
@@ -297,12 +302,14 @@ func (b *bench) dockerfile(ctx context.Context, p *private) (base, install time.
 	if err != nil {
 		return 0, 0, err
 	}
+	locked, err := lock.Load(filepath.Join(b.checkout, "images", "lock"))
+	if err != nil {
+		return 0, 0, err
+	}
 	var names []string
 	for _, g := range groups.Chain("rust") {
-		for _, n := range g.Debian {
-			if !strings.HasPrefix(n, "?") {
-				names = append(names, n)
-			}
+		for _, p := range locked.Packages(g.Name, "arm64") {
+			names = append(names, p.Name+"="+p.Version)
 		}
 	}
 	text := "FROM scratch\nADD base.tar /\nRUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends " +
