@@ -2,6 +2,7 @@ package build
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,17 +11,18 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 // Reproduce builds the commit twice and compares every digest. The builds
 // share nothing but the mirrors: each has its own BuildKit state, its own
 // checkout at a path of another length, and another degree of parallelism.
-func Reproduce(ctx context.Context, o Options, w io.Writer) error {
+func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "reproduce-*")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
 	var results [2]*dist.Release
 	for i, side := range []struct {
 		checkout    string
@@ -47,8 +49,12 @@ func fromNothing(ctx context.Context, o Options, root, cache string, parallelism
 	}
 	defer func() {
 		daemon, derr := buildkit.NewDaemon(bk)
-		if derr == nil {
-			derr = daemon.Remove(context.WithoutCancel(ctx))
+		switch {
+		case derr != nil:
+		case ctx.Err() != nil: // the state goes with the folder
+			derr = daemon.Down(context.WithoutCancel(ctx))
+		default:
+			derr = daemon.Remove(ctx)
 		}
 		if cerr := conn.Close(); err == nil {
 			err = derr

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // packages says which Debian package holds a program.
@@ -93,4 +94,16 @@ func apt(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "apt-get", args...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	return cmd.CombinedOutput()
+}
+
+// Discard removes a temporary folder. When the work was interrupted another
+// process does it: mage ends this one five seconds after an interrupt, and
+// gigabytes of small files take longer.
+func Discard(ctx context.Context, dir string) error {
+	if ctx.Err() == nil {
+		return os.RemoveAll(dir)
+	}
+	rm := exec.Command("rm", "-rf", "--", dir)
+	rm.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return rm.Start()
 }
