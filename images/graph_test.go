@@ -302,7 +302,7 @@ func TestSessionHome(t *testing.T) {
 	}
 }
 
-// The contract of IMAGES that is configuration: what an operator relies on.
+// What of the configuration an operator relies on.
 func TestConfig(t *testing.T) {
 	f := family(t)
 	b := Build{Version: "1.2.3", Revision: strings.Repeat("a", 40), Created: time.Unix(981173106, 0)}

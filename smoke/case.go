@@ -26,7 +26,7 @@ type Suite struct {
 type Case struct {
 	Name  string `yaml:"name"`
 	Title string `yaml:"title"`
-	// Fault is the number of the reported fault (IMAGES) that it rules out.
+	// Fault is the number of the reported fault that it rules out: cases/faults.yaml.
 	Fault  int      `yaml:"fault"`
 	Images []string `yaml:"images"` // patterns as of path.Match
 	// Emulate says that it runs under QEMU too, where that is asked for.

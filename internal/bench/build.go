@@ -28,7 +28,7 @@ import (
 
 // Build measures builds of the family, and the arm64 toolbox against a
 // Dockerfile with the same packages under QEMU, through BuildKits that start
-// empty. It takes about a quarter of an hour on two cores.
+// empty. It takes about twenty minutes on two cores.
 func Build(ctx context.Context, root string, getenv func(string) string, log io.Writer) (table string, err error) {
 	if err := host.Need(ctx, log, "mmdebstrap", "qemu-aarch64-static"); err != nil {
 		return "", err
@@ -120,7 +120,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
 		{"ratio, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/packages.Seconds()), "12 or more"},
 		{"ratio, without the base", fmt.Sprintf("%.1f", install.Seconds()/packages.Seconds()), ""},
-		{"whole arm64 toolbox: also Go, Node, the runtime and the libraries compiled", seconds(native), ""},
+		{"whole arm64 toolbox: also Node, the runtime and the compiled libraries", seconds(native), ""},
 		{"fresh checkout, no module and no compiled package there: BuildKit's first line", seconds(fresh), "within 3 minutes"},
 		{"whole family, both platforms, from an empty BuildKit", seconds(whole), "under 150 s"},
 		{"no-change rebuild", seconds(again), "under 3 s"},
@@ -132,7 +132,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 			rows = append(rows, Row{img.Name + " " + v.Platform + ", compressed", fmt.Sprintf("%.1f MB", float64(v.Size)/1e6), ""})
 		}
 	}
-	return fmt.Sprintf("%d cores, %s; BuildKit with an empty state for each column of work.\n\n%s", runtime.NumCPU(), release.Compression, Table(rows)), nil
+	return fmt.Sprintf("%d cores, %s; a row from nothing starts with an empty BuildKit.\n\n%s", runtime.NumCPU(), release.Compression, Table(rows)), nil
 }
 
 type bench struct {
