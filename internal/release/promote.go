@@ -307,6 +307,10 @@ func (r *run) load(ctx context.Context, t *target) error {
 		return fmt.Errorf("%s was not released to %s", r.version, t.Address)
 	}
 	r.artifact = h
-	r.release, _, err = signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
+	if r.release, _, err = signing.ReadRelease(ctx, t.store(r.Config.Releases), h); err == nil {
+		if err = r.Config.bound(string(r.version), r.release); err != nil {
+			err = fmt.Errorf("%s:%s: %w", t.store(r.Config.Releases).Name(), r.version, err)
+		}
+	}
 	return err
 }

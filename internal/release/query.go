@@ -98,8 +98,26 @@ func Show(ctx context.Context, o Options, tag string) (*Shown, error) {
 	if err := signing.VerifyDigest(ctx, t.store(o.Config.Releases), h, []string{signing.Signature}, o.Trust); err != nil {
 		return nil, err
 	}
-	s.Release, s.SBOMs, err = signing.ReadRelease(ctx, t.store(o.Config.Releases), h)
-	return s, err
+	if s.Release, s.SBOMs, err = signing.ReadRelease(ctx, t.store(o.Config.Releases), h); err != nil {
+		return nil, err
+	}
+	if err := o.Config.bound(tag, s.Release); err != nil {
+		return nil, fmt.Errorf("%s:%s: %w", t.store(o.Config.Releases).Name(), tag, err)
+	}
+	return s, nil
+}
+
+// bound checks that a tag may lead to a release. Who may write to a registry can
+// tag anything that was ever signed; the version that was signed is what counts.
+func (c *Config) bound(tag string, r *dist.Release) error {
+	v, err := ParseVersion(r.Version)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(c.VersionTags(v), tag) && c.Channel(tag, v) != nil {
+		return fmt.Errorf("it was moved to the release that was signed as %s, and no tag %s belongs to that one", v, tag)
+	}
+	return nil
 }
 
 // known is what a registry or the dist folder knows of a version: its images.

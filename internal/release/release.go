@@ -170,7 +170,11 @@ func (r *run) check(ctx context.Context, store func(repository string) signing.S
 			if err != nil {
 				return err
 			}
-			_, _, err = signing.VerifyImage(gctx, store(r.Config.Repository(image.Name)), h, r.Trust)
+			s := store(r.Config.Repository(image.Name))
+			member, _, err := signing.VerifyImage(gctx, s, h, r.Trust)
+			if err == nil && (member.Version != r.release.Version || member.Image.Name != image.Name) {
+				err = fmt.Errorf("%s@%s was signed as %s %s, and release %s has it as %s", s.Name(), h, member.Image.Name, member.Version, r.release.Version, image.Name)
+			}
 			return err
 		})
 	}

@@ -469,6 +469,85 @@ func TestRollback(t *testing.T) {
 	m.complete(address, recent, "1.0", "1")
 }
 
+// retag points a tag to something that the registry has, as anyone may who
+// writes to it but has no key.
+func (m *maker) retag(address, repo, tag string, h v1.Hash) {
+	m.t.Helper()
+	c, err := registry.Open(m.t.Context(), address, []string{repo}, registry.Options{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	old, _, err := c.Fetch(m.t.Context(), repo, h.String())
+	if err == nil {
+		err = c.PutManifest(m.t.Context(), repo, tag, old)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// TestRetaggedRelease gives out the signed release 1.0.0 as 1.3.0.
+func TestRetaggedRelease(t *testing.T) {
+	address, dst := registrytest.Start(t, registrytest.Referrers), registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	for _, v := range []string{"1.0.0", "1.3.0"} {
+		if err := Publish(t.Context(), m.options(m.dist(disttest.Small(v)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := m.tags(address, repositories...)
+	for _, repo := range repositories {
+		m.retag(address, repo, "1.3.0", before[repo+":1.0.0"])
+	}
+	m.retag(address, "loomcycle-release", "1.3", before["loomcycle-release:1.0.0"])
+	o := m.options("")
+	for name, f := range map[string]func() error{
+		"show":           func() error { _, err := Show(t.Context(), o, "1.3.0"); return err },
+		"show a channel": func() error { _, err := Show(t.Context(), o, "1.3"); return err },
+		"mirror":         func() error { return Mirror(t.Context(), o, "1.3.0", Registry{Address: dst}) },
+		"rollback":       func() error { return Rollback(t.Context(), o, "latest", "1.3.0") },
+		"rollback, one registry": func() error { // the second of two is the one that was tampered with
+			return o.with(t.Context(), "1.0.0", func(ctx context.Context, r *run) error { r.version = "1.3.0"; return r.load(ctx, r.targets[0]) })
+		},
+	} {
+		if err := f(); err == nil || !strings.Contains(err.Error(), "signed as 1.0.0") {
+			t.Errorf("%s gave %v", name, err)
+		}
+	}
+	if got := m.tags(dst, repositories...); len(got) != 0 {
+		t.Errorf("mirrored: %v", got)
+	}
+	if got := m.tags(address, repositories...); got["toolbox:latest"] != before["toolbox:latest"] {
+		t.Errorf("latest was moved to %s", got["toolbox:latest"])
+	}
+}
+
+// TestSwappedImages says in a release.json that one image, validly signed, is another.
+func TestSwappedImages(t *testing.T) {
+	m := newMaker(t)
+	o := m.options(m.dist(disttest.Small("1.0.0")))
+	for name, change := range map[string]func(*dist.Release){
+		"names":   func(r *dist.Release) { r.Images[0].Name, r.Images[1].Name = r.Images[1].Name, r.Images[0].Name },
+		"version": func(r *dist.Release) { r.Version = "1.3.0" },
+		"nothing": func(*dist.Release) {},
+	} {
+		layout := signing.Layout(filepath.Join(o.Dist, "oci"))
+		release, err := dist.Read(o.Dist)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(release)
+		r := &run{Options: o, release: release, layout: layout}
+		if r.artifact, err = layout.Release(); err != nil {
+			t.Fatal(err)
+		}
+		err = r.check(t.Context(), func(string) signing.Store { return layout })
+		if name == "nothing" && err != nil || name != "nothing" && (err == nil || !strings.Contains(err.Error(), "was signed as")) {
+			t.Errorf("%s changed: %v", name, err)
+		}
+	}
+}
+
 // TestChannelFailureMovesNone denies the last channel move of the second registry.
 func TestChannelFailureMovesNone(t *testing.T) {
 	a, inner := registrytest.Start(t, registrytest.Referrers), registrytest.Start(t, registrytest.Referrers)
