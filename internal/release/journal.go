@@ -81,10 +81,14 @@ func (j *journal) save() error {
 	return nil
 }
 
-// remember adds a move; where an earlier run has noted the same tag, its From stays.
+// remember adds a move. Where an earlier run has moved the same tag, its From
+// stays; where the tag was elsewhere since, it goes back to there.
 func (j *journal) remember(m move) {
 	for i, old := range j.Moves {
 		if old.Registry == m.Registry && old.Repository == m.Repository && old.Tag == m.Tag {
+			if m.From != old.To {
+				j.Moves[i].From = m.From
+			}
 			j.Moves[i].To = m.To
 			return
 		}

@@ -89,9 +89,15 @@ func (r *run) promote(ctx context.Context) error {
 			return fmt.Errorf("the version tags so far point to the complete release, no channel was moved; run again to finish: %w", err)
 		}
 	}
+	return r.move(ctx, moves)
+}
+
+// move applies moves that are in the journal. When one fails, all that the
+// journal has are taken back, also those of an earlier run that was killed.
+func (r *run) move(ctx context.Context, moves []move) error {
 	for _, m := range moves {
 		if err := r.apply(ctx, m); err != nil {
-			return errors.Join(err, r.undo(context.WithoutCancel(ctx), moves))
+			return errors.Join(err, r.undo(context.WithoutCancel(ctx)))
 		}
 	}
 	return nil
@@ -189,11 +195,13 @@ func (r *run) apply(ctx context.Context, m move) error {
 	return r.tag(ctx, t, m.Repository, m.Tag, m.To)
 }
 
-// undo puts channels back where they were. A channel that did not exist before
-// stays: registries differ in what deleting a tag deletes.
-func (r *run) undo(ctx context.Context, moves []move) error {
+// undo puts the journal's channels back where they were; what could not be put
+// back stays in the journal. A channel that did not exist before stays:
+// registries differ in what deleting a tag deletes.
+func (r *run) undo(ctx context.Context) error {
+	var left []move
 	var wrong []error
-	for _, m := range moves {
+	for _, m := range r.journal.Moves {
 		if m.From == "" {
 			r.Notice("%s/%s:%s is new and stays", m.Registry, m.Repository, m.Tag)
 			continue
@@ -206,10 +214,12 @@ func (r *run) undo(ctx context.Context, moves []move) error {
 			}
 		}
 		if err != nil {
+			left = append(left, m)
 			wrong = append(wrong, fmt.Errorf("put %s/%s:%s back to %s: %w", m.Registry, m.Repository, m.Tag, m.From, err))
 		}
 	}
-	return errors.Join(wrong...)
+	r.journal.Moves = left
+	return errors.Join(append(wrong, r.journal.save())...)
 }
 
 // Abort takes back the channels that a killed release of the version had moved,
@@ -219,7 +229,7 @@ func Abort(ctx context.Context, o Options, v Version) (err error) {
 		if len(r.journal.Moves) == 0 {
 			r.Notice("the journal of %s has no moves to take back", v)
 		}
-		if err := r.undo(ctx, r.journal.Moves); err != nil {
+		if err := r.undo(ctx); err != nil {
 			return err
 		}
 		r.done = true
@@ -234,6 +244,11 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 		return err
 	}
 	return o.with(ctx, v, func(ctx context.Context, r *run) error {
+		for _, m := range r.journal.Moves {
+			if m.Tag != channel {
+				return fmt.Errorf("an earlier run of %s was killed while it moved the channel %s; run it again, or take it back with -abort %s", v, m.Tag, v)
+			}
+		}
 		var moves []move
 		for _, t := range r.targets {
 			if t.ImmutableTags {
@@ -266,10 +281,8 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 		if err := r.journal.save(); err != nil {
 			return err
 		}
-		for _, m := range moves {
-			if err := r.apply(ctx, m); err != nil {
-				return errors.Join(err, r.undo(context.WithoutCancel(ctx), moves))
-			}
+		if err := r.move(ctx, moves); err != nil {
+			return err
 		}
 		r.done = true
 		return nil

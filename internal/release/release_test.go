@@ -580,6 +580,119 @@ func TestChannelFailureMovesNone(t *testing.T) {
 	}
 }
 
+// faulty is a registry that refuses some writes.
+func faulty(t *testing.T) (address string, refuse func(when func(path string) bool)) {
+	var mu sync.Mutex
+	when := func(string) bool { return false }
+	address = registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Method == http.MethodPut && when(r.URL.Path) {
+			return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+		}
+		return nil
+	})
+	return address, func(f func(string) bool) { mu.Lock(); defer mu.Unlock(); when = f }
+}
+
+// after lets the write of one path pass and refuses all that follow, as if the
+// process had been killed then: nothing is taken back.
+func after(path string) func(string) bool {
+	seen := false
+	return func(p string) bool {
+		if seen {
+			return true
+		}
+		seen = strings.HasSuffix(p, path)
+		return false
+	}
+}
+
+func one(path string) func(string) bool {
+	return func(p string) bool { return strings.HasSuffix(p, path) }
+}
+
+func none(string) bool { return false }
+
+// TestFailureAfterAKill is a run that dies between the channels of two images,
+// and the next, which fails at the second: both go back.
+func TestFailureAfterAKill(t *testing.T) {
+	address, refuse := faulty(t)
+	m := newMaker(t, address)
+	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+	if err := Publish(t.Context(), m.options(old)); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []func(string) bool{after("/loomcycle/manifests/latest"), one("/toolbox/manifests/latest")} {
+		refuse(f)
+		if err := Publish(t.Context(), m.options(recent)); err == nil {
+			t.Fatal("it was released")
+		}
+	}
+	m.complete(address, old, "1.0", "1", "latest")
+	refuse(none)
+	if err := Publish(t.Context(), m.options(recent)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, recent, "1.0", "1", "latest")
+}
+
+// TestAbort takes a killed release back to where the channels were before it,
+// which is not where they were before an earlier try.
+func TestAbort(t *testing.T) {
+	address, refuse := faulty(t)
+	m := newMaker(t, address)
+	publish := func(folder string, f func(string) bool) error {
+		refuse(f)
+		defer refuse(none)
+		return Publish(t.Context(), m.options(folder))
+	}
+	first, fix, next := m.dist(disttest.Small("1.1.0")), m.dist(disttest.Small("1.1.1")), m.dist(disttest.Small("1.2.0"))
+	if err := publish(first, none); err != nil {
+		t.Fatal(err)
+	}
+	// Not released, or 1.1.1 would leave latest alone; its channels are planned.
+	if err := publish(next, one("/loomcycle-release/manifests/1.2.0")); err == nil {
+		t.Fatal("it was released")
+	}
+	m.complete(address, first, "1.1", "1", "latest")
+	if err := publish(fix, none); err != nil {
+		t.Fatal(err)
+	}
+	if err := publish(next, after("/toolbox/manifests/latest")); err == nil {
+		t.Fatal("it was released")
+	}
+	if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.2.0"] {
+		t.Fatalf("the killed release moved nothing: %v", tags)
+	}
+	if err := Rollback(t.Context(), m.options(""), "latest", "1.2.0"); err == nil || !strings.Contains(err.Error(), "-abort 1.2.0") {
+		t.Errorf("rolled back to a half-released version: %v", err)
+	}
+	if err := Abort(t.Context(), m.options(""), "1.2.0"); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, fix, "1.1", "1", "latest")
+	if left, _ := filepath.Glob(filepath.Join(m.options("").State, "*.json")); len(left) != 0 {
+		t.Errorf("what was taken back left its journal: %v", left)
+	}
+}
+
+func TestJournalRemembers(t *testing.T) {
+	for _, x := range []struct {
+		name            string
+		old, move, want move
+	}{
+		{"a killed run, the tag not moved", move{From: "a", To: "b"}, move{From: "a", To: "b"}, move{From: "a", To: "b"}},
+		{"undone, moved by another release since", move{From: "a", To: "c"}, move{From: "b", To: "c"}, move{From: "b", To: "c"}},
+		{"built anew after it moved", move{From: "a", To: "b"}, move{From: "b", To: "c"}, move{From: "a", To: "c"}},
+	} {
+		j := journal{Moves: []move{{Tag: "other", To: "z"}, x.old}}
+		if j.remember(x.move); len(j.Moves) != 2 || j.Moves[1] != x.want {
+			t.Errorf("%s: the journal has %+v, want %+v", x.name, j.Moves, x.want)
+		}
+	}
+}
+
 func TestMirror(t *testing.T) {
 	src, dst := registrytest.Start(t, registrytest.Distribution), registrytest.Start(t, registrytest.Referrers)
 	m := newMaker(t, src)
