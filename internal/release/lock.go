@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -31,8 +32,15 @@ const (
 	holder    = "com.loomcycle.lock.holder"
 )
 
+// A registry can't refuse a write of a release that has lost its lock, so the
+// release must know it in time: it counts its lease as ended a tenth early.
+var (
+	errLost      = errors.New("the release lock is lost")
+	errWithdrawn = fmt.Errorf("%w: another release has withdrawn it", errLost)
+)
+
 // lease is how long a claim counts without being renewed. Clocks of machines
-// that release should agree within a minute.
+// that release should agree within a tenth of it.
 type lease struct {
 	length, renew time.Duration
 	now           func() time.Time
@@ -47,7 +55,10 @@ type lock struct {
 	id     string
 	who    string
 	n      int
-	until  time.Time
+
+	mu  sync.Mutex
+	end time.Time // until when the holder may write
+	why error     // of the last renewal
 }
 
 // busyError tells who holds the lock.
@@ -61,7 +72,10 @@ func (e *busyError) Error() string {
 // that the caller knows of are withdrawn first; note is told each id before it is
 // claimed, so that a kill leaves no claim that nobody knows.
 func acquire(ctx context.Context, l lease, c *registry.Client, repo, who string, wait time.Duration, dead []string, note func(id string) error) (*lock, error) {
-	k := &lock{lease: l, client: c, repo: repo, who: who}
+	// Without its monotonic part, which stands still while a machine is suspended.
+	wall := l
+	wall.now = func() time.Time { return l.now().Round(0) }
+	k := &lock{lease: wall, client: c, repo: repo, who: who}
 	for _, id := range dead {
 		if err := k.withdraw(ctx, id); err != nil {
 			return nil, err
@@ -77,7 +91,11 @@ func acquire(ctx context.Context, l lease, c *registry.Client, repo, who string,
 			var id [8]byte
 			_, _ = rand.Read(id[:])
 			k.id, k.n = hex.EncodeToString(id[:]), 0
-			if err := errors.Join(note(k.id), k.claim(ctx)); err != nil {
+			err := note(k.id)
+			if err == nil {
+				k.end, err = k.claim(ctx)
+			}
+			if err != nil {
 				return nil, err
 			}
 			if busy, err = k.others(ctx); err != nil || busy != nil {
@@ -97,13 +115,29 @@ func acquire(ctx context.Context, l lease, c *registry.Client, repo, who string,
 	}
 }
 
-func (k *lock) claim(ctx context.Context) error {
-	until := k.now().Add(k.length)
-	if err := k.put(ctx, claimTag+k.id+"-"+strconv.Itoa(k.n), map[string]string{expires: until.UTC().Format(time.RFC3339), holder: k.who}); err != nil {
-		return fmt.Errorf("take the release lock: %w", err)
-	}
+// claim adds the next claim and tells how long it may be relied on. One that
+// failed may have arrived, so its tag is not used again.
+func (k *lock) claim(ctx context.Context) (end time.Time, err error) {
+	now, n := k.now(), k.n
 	k.n++
-	k.until = until
+	until := now.Add(k.length)
+	if err := k.put(ctx, claimTag+k.id+"-"+strconv.Itoa(n), map[string]string{expires: until.UTC().Format(time.RFC3339), holder: k.who}); err != nil {
+		return time.Time{}, fmt.Errorf("take the release lock: %w", err)
+	}
+	return until.Add(-k.length / 10), nil
+}
+
+// held fails once the lock may be another's. It asks the wall clock: timers
+// stand still while a machine is suspended.
+func (k *lock) held() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case errors.Is(k.why, errLost):
+		return fmt.Errorf("%s: %w", k.client.Address(), k.why)
+	case !k.now().Before(k.end):
+		return errors.Join(fmt.Errorf("%s: %w: it was not renewed before %s", k.client.Address(), errLost, k.end.UTC().Format(time.RFC3339)), k.why)
+	}
 	return nil
 }
 
@@ -141,8 +175,10 @@ func (k *lock) put(ctx context.Context, tag string, annotations map[string]strin
 	return k.client.PutManifest(ctx, k.repo, tag, registry.Manifest{Raw: raw, Type: types.OCIManifestSchema1})
 }
 
-// others finds a live claim that is not ours.
+// others finds a live claim that is not ours. The time is taken first: a claim
+// renewed before it ended is in a list that is read after it ended.
 func (k *lock) others(ctx context.Context) (*busyError, error) {
+	now := k.now()
 	tags, err := k.client.Tags(ctx, k.repo)
 	if err != nil {
 		return nil, err
@@ -169,7 +205,7 @@ func (k *lock) others(ctx context.Context) (*busyError, error) {
 		if err != nil {
 			return nil, fmt.Errorf("claim %s in %s says not when it ends: %w", tag, k.repo, err)
 		}
-		if k.now().Before(until) {
+		if now.Before(until) {
 			return &busyError{k.client.Address(), parsed.Annotations[holder], until.Format(time.RFC3339)}, nil
 		}
 		// Ended without a word: withdrawn for it, so nobody reads it again.
@@ -180,11 +216,60 @@ func (k *lock) others(ctx context.Context) (*busyError, error) {
 	return nil, nil
 }
 
-// keep renews the lease until ctx ends; lost is called when it can't.
+// keep renews the lease until ctx ends; lost is called when it is over.
 func (k *lock) keep(ctx context.Context, lost func(error)) {
+	go k.watch(ctx, lost)
 	for k.sleep(ctx, k.renew) == nil {
-		if err := k.claim(ctx); err != nil && ctx.Err() == nil && k.now().Add(k.renew).After(k.until) {
-			lost(fmt.Errorf("the release lock in %s could not be renewed: %w", k.client.Address(), err))
+		end, err := k.extend(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		k.mu.Lock()
+		if k.why = err; err == nil {
+			k.end = end
+		}
+		k.mu.Unlock()
+		switch {
+		case errors.Is(err, errLost):
+			lost(k.held())
+			return
+		case err != nil:
+			k.notice("the release lock could not be renewed yet: %v", err)
+		}
+	}
+}
+
+// extend adds a claim. It gives up early enough for another try, and at the
+// lease's end at the latest. That the claim still counts is seen afterwards: who
+// finds it ended withdraws it, and whoever lists later finds the new one.
+func (k *lock) extend(ctx context.Context) (end time.Time, err error) {
+	k.mu.Lock()
+	left := k.end.Sub(k.now())
+	k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, min(left, k.renew))
+	defer cancel()
+	if end, err = k.claim(ctx); err != nil {
+		return end, err
+	}
+	_, absent, err := k.client.Digest(ctx, k.repo, removeTag+k.id)
+	if err == nil && !absent {
+		err = errWithdrawn
+	}
+	return end, err
+}
+
+// watch calls lost when the lease ends, whatever a renewal waits for.
+func (k *lock) watch(ctx context.Context, lost func(error)) {
+	for {
+		if err := k.held(); err != nil {
+			lost(err)
+			return
+		}
+		k.mu.Lock()
+		left := k.end.Sub(k.now())
+		k.mu.Unlock()
+		// In small steps: the sleep does not count the time of a suspend.
+		if k.sleep(ctx, min(left, k.renew/10)) != nil {
 			return
 		}
 	}

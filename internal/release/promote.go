@@ -93,10 +93,14 @@ func (r *run) promote(ctx context.Context) error {
 }
 
 // move applies moves that are in the journal. When one fails, all that the
-// journal has are taken back, also those of an earlier run that was killed.
+// journal has are taken back, also those of an earlier run that was killed. Not
+// without the lock: another release may move the same channels.
 func (r *run) move(ctx context.Context, moves []move) error {
 	for _, m := range moves {
 		if err := r.apply(ctx, m); err != nil {
+			if errors.Is(err, errLost) {
+				return fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+			}
 			return errors.Join(err, r.undo(context.WithoutCancel(ctx)))
 		}
 	}
@@ -104,15 +108,20 @@ func (r *run) move(ctx context.Context, moves []move) error {
 }
 
 func (r *run) tag(ctx context.Context, t *target, repository, tag, digest string) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
 	m, _, err := t.client.Fetch(ctx, repository, digest)
-	if err != nil {
-		return err
+	for _, other := range r.targets {
+		if other.lock != nil && err == nil {
+			err = other.lock.held() // of every registry: channels move together
+		}
 	}
-	if err := t.client.PutManifest(ctx, repository, tag, m); err != nil {
-		return err
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = t.client.PutManifest(ctx, repository, tag, m)
+	}
+	if err != nil {
+		return because(ctx, err)
 	}
 	r.Notice("%s:%s -> %s", t.store(repository).Name(), tag, digest)
 	return nil
@@ -305,7 +314,7 @@ func (o Options) with(ctx context.Context, v Version, f func(context.Context, *r
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	if err := f(ctx, r); err != nil {
-		return errors.Join(err, lost(ctx))
+		return because(ctx, err)
 	}
 	return nil
 }

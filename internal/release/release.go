@@ -102,19 +102,19 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 			continue
 		}
 		if err := r.Step(s.name, s.run); err != nil {
-			return fmt.Errorf("%s: %w", s.name, errors.Join(err, lost(ctx)))
+			return fmt.Errorf("%s: %w", s.name, because(ctx, err))
 		}
 	}
 	r.done = true
 	return nil
 }
 
-// lost is why a context was cancelled, when it was not by the caller.
-func lost(ctx context.Context) error {
-	if c := context.Cause(ctx); c != nil && !errors.Is(c, context.Canceled) {
-		return c
+// because adds to an error why the context was cancelled, when it was not by the caller.
+func because(ctx context.Context, err error) error {
+	if c := context.Cause(ctx); c != nil && !errors.Is(c, context.Canceled) && !errors.Is(err, c) {
+		return errors.Join(err, c)
 	}
-	return nil
+	return err
 }
 
 func (o Options) withDefaults() Options {

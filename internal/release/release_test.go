@@ -446,6 +446,135 @@ func TestLockOfADeadRunEnds(t *testing.T) {
 	}
 }
 
+// clock is a time that only tests move.
+type clock struct {
+	mu sync.Mutex
+	t  time.Time
+}
+
+func (c *clock) now() time.Time { return c.add(0) }
+
+func (c *clock) add(d time.Duration) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.t = c.t.Add(d)
+	return c.t
+}
+
+// kept runs a lock's keeper until it says that the lock is lost.
+func kept(t *testing.T, k *lock) error {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	go k.keep(ctx, func(err error) { cancel(err) })
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(20 * time.Second):
+		t.Error("nobody noticed that the lock was lost")
+		return nil
+	}
+}
+
+// TestLockIsLostWhileARenewalHangs has a registry that never answers to it.
+func TestLockIsLostWhileARenewalHangs(t *testing.T) {
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "-1") {
+			select {
+			case <-hang:
+			case <-r.Context().Done():
+			}
+		}
+		return nil
+	})
+	c, err := registry.Open(t.Context(), address, []string{"locks"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	now := &clock{t: start}
+	l := lease{10 * time.Minute, 2 * time.Minute, now.now, func(ctx context.Context, d time.Duration) error { now.add(d); return ctx.Err() }, t.Logf}
+	k, err := acquire(t.Context(), l, c, "locks", "the slow one", 0, nil, func(string) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kept(t, k); !errors.Is(err, errLost) {
+		t.Errorf("it ended with %v", err)
+	}
+	if at := now.now(); !at.Before(start.Add(l.length)) {
+		t.Errorf("the loss was noticed at %v, when the lock was free already", at)
+	}
+	if err := k.held(); !errors.Is(err, errLost) {
+		t.Errorf("held says %v", err)
+	}
+}
+
+func TestWithdrawnLockIsLost(t *testing.T) {
+	c, err := registry.Open(t.Context(), registrytest.Start(t, registrytest.Referrers), []string{"locks"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lease{10 * time.Minute, 2 * time.Minute, time.Now, func(ctx context.Context, d time.Duration) error {
+		if d < 2*time.Minute {
+			<-ctx.Done() // the clock does not go on
+		}
+		return ctx.Err()
+	}, t.Logf}
+	k, err := acquire(t.Context(), l, c, "locks", "the withdrawn one", 0, nil, func(string) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(k.now().String(), "m=") {
+		t.Error("the lease is measured by a clock that stands still while the machine is suspended")
+	}
+	other := &lock{lease: l, client: c, repo: "locks", who: "another"}
+	if err := other.withdraw(t.Context(), k.id); err != nil {
+		t.Fatal(err)
+	}
+	if err := kept(t, k); !errors.Is(err, errWithdrawn) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// TestLostLockWritesNothing is a machine that is suspended for an hour between
+// two channels, in which others may have released.
+func TestLostLockWritesNothing(t *testing.T) {
+	var now clock
+	now.t = time.Now()
+	var suspend atomic.Bool
+	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/loomcycle/manifests/latest") && suspend.CompareAndSwap(true, false) {
+			now.add(time.Hour)
+		}
+		return nil
+	})
+	m := newMaker(t, address)
+	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+	publish := func(folder string) error {
+		o := m.options(folder)
+		o.Now = now.now
+		return Publish(t.Context(), o)
+	}
+	if err := publish(old); err != nil {
+		t.Fatal(err)
+	}
+	before := m.tags(address, repositories...)
+	suspend.Store(true)
+	if err := publish(recent); !errors.Is(err, errLost) || !strings.Contains(err.Error(), "-abort 1.0.1") {
+		t.Fatalf("it gave %v", err)
+	}
+	after := m.tags(address, repositories...)
+	if after["toolbox:latest"] != before["toolbox:latest"] || after["loomcycle:latest"] != after["loomcycle:1.0.1"] {
+		t.Errorf("channels were written without the lock: %v became %v", before, after)
+	}
+	if err := publish(recent); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, recent, "1.0", "1", "latest")
+}
+
 func TestRollback(t *testing.T) {
 	address := registrytest.Start(t, registrytest.Referrers)
 	m := newMaker(t, address)
