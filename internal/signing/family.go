@@ -1,6 +1,7 @@
 package signing
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -78,6 +79,7 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 		if err := add(image.IndexDigest, Membership, member); err != nil {
 			return v1.Hash{}, err
 		}
+		var built []byte // how: the same run made all variants
 		for _, v := range image.Platforms {
 			if err := add(v.Digest, Signature, nil); err != nil {
 				return v1.Hash{}, err
@@ -95,10 +97,19 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 				if err := add(v.Digest, d.predicateType, predicate); err != nil {
 					return v1.Hash{}, err
 				}
+				if d.predicateType == Provenance && built == nil {
+					built = predicate
+				}
 				if d.kind == "sbom" {
 					sboms = append(sboms, SBOM{image.Name, v.Platform, v.Digest, d.predicateType, digest.FromBytes(text), int64(len(text))})
 				}
 			}
+		}
+		if built, err = indexProvenance(image, built); err != nil {
+			return v1.Hash{}, fmt.Errorf("the provenance of %s: %w", image.Name, err)
+		}
+		if err := add(image.IndexDigest, Provenance, built); err != nil {
+			return v1.Hash{}, err
 		}
 	}
 	artifact, err := writeArtifact(folder, l, r, sboms)
@@ -141,6 +152,37 @@ func predicateFor(text []byte, subject digest.Digest, predicateType string) ([]b
 		return nil, fmt.Errorf("it is a statement of type %s about %v, want one of %s about %s; run the target provenance again", st.PredicateType, st.Subject, predicateType, subject)
 	}
 	return st.Predicate, nil
+}
+
+// indexProvenance turns a variant's provenance into that of the index: the same
+// builder and source, made of the variants. Tags lead to the index, so it is
+// there that admission controllers look.
+func indexProvenance(image dist.Image, variant []byte) ([]byte, error) {
+	var p map[string]any
+	d := json.NewDecoder(bytes.NewReader(variant))
+	d.UseNumber()
+	if err := d.Decode(&p); err != nil {
+		return nil, err
+	}
+	build, _ := p["buildDefinition"].(map[string]any)
+	if build == nil {
+		return nil, fmt.Errorf("that of its variant names no build definition; run the target provenance again")
+	}
+	if external, ok := build["externalParameters"].(map[string]any); ok {
+		delete(external, "platform")
+	}
+	var made []any
+	all, _ := build["resolvedDependencies"].([]any)
+	for _, a := range all {
+		if of, _ := a.(map[string]any); of["name"] == "source" {
+			made = append(made, a)
+		}
+	}
+	for _, v := range image.Platforms {
+		made = append(made, Resource{v.Platform, map[string]string{v.Digest.Algorithm().String(): v.Digest.Encoded()}})
+	}
+	build["resolvedDependencies"] = made
+	return json.Marshal(p)
 }
 
 func (s *Signer) attach(ctx context.Context, j job) (Attachment, error) {

@@ -80,6 +80,21 @@ func TestSignedLayoutVerifies(t *testing.T) {
 			t.Errorf("%s: %d things were checked, want %d", image.Name, len(checked), want)
 		}
 	}
+	bundles, err := signing.Bundles(t.Context(), l, hash(t, r.Images[0].IndexDigest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range bundles {
+		if st, err := trust.Verify(t.Context(), b.Subject, b.Bundle); err != nil {
+			t.Error(err)
+		} else if st.PredicateType == signing.Provenance {
+			for _, v := range r.Images[0].Platforms {
+				if !bytes.Contains(st.Predicate, []byte(v.Digest.Encoded())) {
+					t.Errorf("the index's provenance does not name its variant %s: %s", v.Platform, st.Predicate)
+				}
+			}
+		}
+	}
 	first, err := l.Release()
 	if err != nil {
 		t.Fatal(err)
@@ -440,8 +455,12 @@ func TestStockCosignVerifies(t *testing.T) {
 								t.Fatalf("another key verifies:\n%s", out)
 							}
 						}
-						for _, ref := range subjects[1:] {
-							for _, kind := range []string{"spdxjson", "cyclonedx", "slsaprovenance1"} {
+						for i, ref := range subjects {
+							kinds := []string{"spdxjson", "cyclonedx", "slsaprovenance1"}
+							if i == 0 { // what the admission policies ask for
+								kinds = []string{signing.Membership, "slsaprovenance1"}
+							}
+							for _, kind := range kinds {
 								if out, err := run(t, env, program, append(append([]string{"verify-attestation", "--type", kind, "--key", key}, offline...), ref)...); err != nil {
 									t.Fatalf("%s: %v\n%s", kind, err, out)
 								}

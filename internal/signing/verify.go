@@ -16,7 +16,7 @@ import (
 
 // What every subject must carry.
 var (
-	OnIndex   = []string{Signature, Membership}
+	OnIndex   = []string{Signature, Membership, Provenance}
 	OnVariant = []string{Signature, SPDX, CycloneDX, Provenance}
 )
 
@@ -61,6 +61,9 @@ func VerifyImage(ctx context.Context, s Store, index v1.Hash, t *Trust) (*Member
 		return fail("index", err)
 	}
 	for _, w := range OnIndex {
+		if err := content(w, found[w].Predicate); err != nil {
+			return fail("index", fmt.Errorf("%s: %w", Title(w), err))
+		}
 		done = append(done, Checked{"index", index, w})
 	}
 	var member Member
