@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -76,7 +77,8 @@ func Load(file string) (*Config, error) {
 	}
 	check(len(c.Registries) > 0, "registries: name at least one variable")
 	check(c.Releases != "" && c.Locks != "" && c.Releases != c.Locks, "releases and locks: name two repositories")
-	check(len(c.Versions) > 0, "versions: name at least one tag")
+	// What was released is read from the bare tags, and decides what the channels may do.
+	check(slices.Contains(c.Versions, "{version}"), "versions: %q must be among them", "{version}")
 	for _, r := range c.Registries {
 		check(regexp.MustCompile(`^[A-Z][A-Z0-9_]*$`).MatchString(r.Variable), "registries: %q is not the name of an environment variable", r.Variable)
 		check(!r.ImmutableTags || !r.LegacySignatures, "registries: %s: the older tag scheme adds to tags, which a registry of immutable tags refuses; choose one of immutableTags and legacySignatures", r.Variable)

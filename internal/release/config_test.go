@@ -72,6 +72,8 @@ func TestConfigErrorsSayWhatAndWhere(t *testing.T) {
 		"registrys: []":  "registrys",
 		"registries: [{variable: registry.example}]\nreleases: r\nlocks: l\nversions: ['{version}']":                                         `"registry.example" is not the name of an environment variable`,
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: [latest]":                                                             `"latest" must be a tag with {version}`,
+		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['v{version}']":                                                       `"{version}" must be among them`,
+		"registries: [{variable: R}]\nreleases: r\nlocks: l":                                                                                 `"{version}" must be among them`,
 		"registries: [{variable: R}]\nreleases: r\nlocks: r\nversions: ['{version}']":                                                        "name two repositories",
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: x, scope: week}]":                     `not "week"`,
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: 'x y', scope: all}]":                  `"x y" must be a tag`,
