@@ -28,6 +28,7 @@ type job struct {
 	Timeout     int               `yaml:"timeout-minutes"`
 	Permissions map[string]string `yaml:"permissions"`
 	If          string            `yaml:"if"`
+	Env         map[string]string `yaml:"env"`
 	Steps       []step            `yaml:"steps"`
 }
 
@@ -204,4 +205,45 @@ func TestPublishingIsOff(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The identity that the release is checked against is the one that consumers
+// are told to check, and only a version's tag has it.
+func TestReleaseIdentity(t *testing.T) {
+	for _, w := range load(t) {
+		if w.file != "release.yml" {
+			continue
+		}
+		// GitHub cancels the waiting run of a group when another comes.
+		if g := w.Concurrency["group"]; !strings.Contains(g, "${{ github.ref_name }}") || w.Concurrency["cancel-in-progress"] != "false" {
+			t.Errorf("one tag's release can cancel another's: %v", w.Concurrency)
+		}
+		identity := strings.NewReplacer("${{ github.server_url }}", "https://github.com", "${{ github.repository }}", "OWNER/REPOSITORY").Replace(w.Jobs["publish"].Env["COSIGN_IDENTITY"])
+		text, err := os.ReadFile(filepath.Join(root, "docs", "VERIFYING.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "export COSIGN_IDENTITY='" + identity + "'\n"; !strings.Contains(string(text), want) {
+			t.Errorf("docs/VERIFYING.md does not say %s", want)
+		}
+		expression, err := regexp.Compile(identity)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const file = "https://github.com/OWNER/REPOSITORY/.github/workflows/release.yml@"
+		for subject, want := range map[string]bool{
+			file + "refs/tags/v1.2.3":                                      true,
+			file + "refs/heads/main":                                       false,
+			file + "refs/heads/refs/tags/v1":                               false,
+			file + "refs/tags/nightly":                                     false,
+			strings.Replace(file, "release", "ci", 1) + "refs/tags/v1.2.3": false,
+			"https://example.test/?" + file + "refs/tags/v1.2.3":           false,
+		} {
+			if expression.MatchString(subject) != want {
+				t.Errorf("%s matches %s: %v", expression, subject, !want)
+			}
+		}
+		return
+	}
+	t.Fatal("there is no release.yml")
 }
