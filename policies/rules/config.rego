@@ -11,7 +11,7 @@ root(user) if uid(user) in {"", "0", "root"}
 #   id: user-as-contract
 violations contains v if {
 	some at in variants
-	user := object.get(at.variant.config.config, "User", "")
+	user := object.get(at.variant.config, ["config", "User"], "")
 	user != at.image.contract.user
 	v := violation("user-as-contract", at, user, sprintf("the user is %q, and the contract says %q", [user, at.image.contract.user]))
 }
@@ -23,7 +23,7 @@ violations contains v if {
 #   id: user-not-root
 violations contains v if {
 	some at in variants
-	user := object.get(at.variant.config.config, "User", "")
+	user := object.get(at.variant.config, ["config", "User"], "")
 	root(user)
 	not at.image.name in data.policy.root_images
 	v := violation("user-not-root", at, user, "the image runs as root; set config.user in its image.yaml")
@@ -36,7 +36,7 @@ violations contains v if {
 #   id: labels-complete
 violations contains v if {
 	some at in variants
-	some place, have in {"label": object.get(at.variant.config.config, "Labels", {}), "annotation": at.variant.annotations}
+	some place, have in {"label": object.get(at.variant.config, ["config", "Labels"], {}), "annotation": at.variant.annotations}
 	some key in data.policy.labels
 	object.get(have, key, "") == ""
 	v := violation("labels-complete", at, key, sprintf("the %s %s is missing", [place, key]))
@@ -44,7 +44,7 @@ violations contains v if {
 
 violations contains v if {
 	some at in variants
-	labels := object.get(at.variant.config.config, "Labels", {})
+	labels := object.get(at.variant.config, ["config", "Labels"], {})
 	some key, want in {
 		"org.opencontainers.image.revision": input.release.source.commit,
 		"org.opencontainers.image.version": input.release.version,

@@ -61,6 +61,7 @@ violations contains v if {
 #   id: source-is-commit
 violations contains v if {
 	regex.match(data.policy.release_version, input.release.version)
+	not regex.match(data.policy.development_version, input.release.version)
 	not regex.match(`^[0-9a-f]{40}$`, input.release.source.commit)
 	v := {"rule": "source-is-commit", "subject": input.release.version, "message": sprintf("version %s was built from commit %s", [input.release.version, input.release.source.commit])}
 }

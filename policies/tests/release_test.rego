@@ -118,6 +118,8 @@ test_user_not_root if {
 	}
 }
 
+test_no_config_at_all if broken([{"op": "remove", "path": config("")}]) == {"user-as-contract", "user-not-root", "labels-complete"}
+
 test_labels_complete if {
 	broken([{"op": "remove", "path": config("/Labels/org.opencontainers.image.source")}]) == {"labels-complete"}
 	broken([{"op": "remove", "path": at("/annotations/org.opencontainers.image.source")}]) == {"labels-complete"}
@@ -195,10 +197,16 @@ test_sources_in_provenance if {
 	broken(set(definition("/resolvedDependencies"), [{"digest": {"sha256": s}} | some s in ["d1", "g1"]])) == {"sources-in-provenance"}
 }
 
-test_source_is_commit if "source-is-commit" in broken(set("/release/source/commit", "unknown"))
+test_source_is_commit if {
+	every version in ["1.2.3", "1.3.0-rc.1", "1.3.0-preview.1", "1.3.0-20300101"] {
+		"source-is-commit" in broken(array.concat(set("/release/source/commit", concat("", [commit, "-dirty"])), set("/release/version", version)))
+	}
+}
 
 test_source_is_commit_only_for_releases if {
-	not "source-is-commit" in broken(array.concat(set("/release/source/commit", "unknown"), set("/release/version", "0.0.0-gabc-dirty")))
+	every version in ["0.0.0-gabc-dirty", "1.2.3-4-gabcdef0", "1.2.3-dirty"] {
+		not "source-is-commit" in broken(array.concat(set("/release/source/commit", "unknown"), set("/release/version", version)))
+	}
 }
 
 test_level_true if {
