@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -58,6 +59,8 @@ type run struct {
 	done     bool // nothing is left for another run: the journal goes with the locks
 }
 
+var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
+
 // Publish pushes, checks and promotes the family in a dist folder. It can be
 // run again after any failure or kill and then finishes.
 func Publish(ctx context.Context, o Options) error { return o.do(ctx, true) }
@@ -72,6 +75,9 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 	}
 	if r.version, err = ParseVersion(r.release.Version); err != nil {
 		return err
+	}
+	if !commit.MatchString(r.release.Source.Commit) {
+		return fmt.Errorf("%s was built from the commit %q, which nobody can check out again; commit the changes and build it anew", o.Dist, r.release.Source.Commit)
 	}
 	if err := r.Step("check what is to be released", func() error { return r.checkLocal(ctx) }); err != nil {
 		return err

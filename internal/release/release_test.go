@@ -598,6 +598,31 @@ func TestRollback(t *testing.T) {
 	m.complete(address, recent, "1.0", "1")
 }
 
+func TestOnlyACommitIsReleased(t *testing.T) {
+	m := newMaker(t, registrytest.Start(t, registrytest.Referrers))
+	for _, c := range []string{"unknown", strings.Repeat("a", 40) + "-dirty"} {
+		folder := m.dist(disttest.Small("1.0.0"))
+		r, err := dist.Read(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Source.Commit = c
+		text, err := json.Marshal(r)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, "release.json"), text, 0o644)
+		}
+		if err == nil {
+			_, err = signing.SignFamily(t.Context(), folder, r, m.signer)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Publish(t.Context(), m.options(folder)); err == nil || !strings.Contains(err.Error(), c) {
+			t.Errorf("a build of commit %s: %v", c, err)
+		}
+	}
+}
+
 // retag points a tag to something that the registry has, as anyone may who
 // writes to it but has no key.
 func (m *maker) retag(address, repo, tag string, h v1.Hash) {
