@@ -422,3 +422,18 @@ func TestBadSources(t *testing.T) {
 		t.Error("one binary passes for both architectures")
 	}
 }
+
+// What decides about the runtime's bytes besides its source is in release.json.
+func TestOptionsOfTheRuntimeAreRecorded(t *testing.T) {
+	for _, tc := range []struct{ source, pkg, ldflags string }{
+		{"", "", "-s -w"}, // the package is that of another source
+		{"dir:" + repo, "./x", "-s -w"},
+		{"bin:" + t.TempDir(), "", ""},
+	} {
+		env := map[string]string{"LOOMCYCLE_SOURCE": tc.source, "LOOMCYCLE_PACKAGE": "./x", "LOOMCYCLE_LDFLAGS": " -s  -w"}
+		l, err := resolveLoomcycle(t.Context(), getenv(env), t.TempDir(), nil)
+		if err != nil || l.asked.pkg != tc.pkg || l.asked.ldflags != tc.ldflags {
+			t.Errorf("%q: %+v, %v", tc.source, l.asked, err)
+		}
+	}
+}
