@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/build"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/supplychain"
 )
 
@@ -30,7 +30,7 @@ func Release(ctx context.Context, root string, getenv func(string) string, log i
 	defer os.RemoveAll(dir)
 	b := bench{checkout: filepath.Join(dir, "checkout"), dir: dir, getenv: getenv, log: log}
 	git := func(args ...string) error {
-		if out, err := exec.CommandContext(ctx, "git", args...).CombinedOutput(); err != nil {
+		if out, err := host.Command(ctx, "git", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("git %s: %w\n%s", strings.Join(args, " "), err, out)
 		}
 		return nil

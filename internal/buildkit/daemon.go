@@ -21,6 +21,8 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/moby/buildkit/client"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 // Daemon is a private buildkitd: its program, its state below the cache folder,
@@ -597,12 +599,8 @@ func (d *Daemon) installRunc(ctx context.Context) error {
 	}
 	d.opts.notice("installing Debian's runc, which buildkitd needs (apt-get install runc)")
 	apt := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(out.String()))
+		if out, err := host.Apt(ctx, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
 		}
 		return nil
 	}
