@@ -732,6 +732,9 @@ func TestRemoteCaches(t *testing.T) {
 			if strings.Contains(log.String(), "CACHED") {
 				t.Fatal("the first build was cached already")
 			}
+			if c.name == "local" {
+				compressed(t, filepath.Join(dir, "v-amd64"))
+			}
 			_, opts, log = fresh(t, map[string]string{"CACHE_FROM": c.from})
 			second, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
 			if n := strings.Count(log.String(), "CACHED"); n < 2 {
@@ -741,6 +744,37 @@ func TestRemoteCaches(t *testing.T) {
 				t.Errorf("from the cache %s, without %s", second.Digest, first.Digest)
 			}
 		})
+	}
+}
+
+// compressed demands that a local cache has layers, and each of them with zstd.
+func compressed(t *testing.T, dir string) {
+	t.Helper()
+	var index ocispecs.Index
+	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var layers int
+	for _, d := range index.Manifests {
+		var cache ocispecs.Index // which may have the form of a manifest
+		var m ocispecs.Manifest
+		blob(t, dir, d.Digest, &cache)
+		blob(t, dir, d.Digest, &m)
+		for _, l := range append(cache.Manifests, m.Layers...) {
+			if strings.Contains(l.MediaType, "layer") {
+				layers++
+				if !strings.HasSuffix(l.MediaType, "+zstd") {
+					t.Errorf("the cache has a layer as %s", l.MediaType)
+				}
+			}
+		}
+	}
+	if layers < 2 {
+		t.Errorf("the cache has %d layers", layers)
 	}
 }
 

@@ -102,8 +102,7 @@ type hidden struct{ error }
 func (h hidden) Error() string { return userinfo.ReplaceAllString(h.error.Error(), "://") }
 func (h hidden) Unwrap() error { return h.error }
 
-// Up to the last @, as git reads it; git itself leaves out the password alone,
-// and only where it knows that there is one.
+// Git itself leaves out a password, but not a user, who may be a token.
 var userinfo = regexp.MustCompile(`://[^/\s]*@`)
 
 func git(ctx context.Context, dir string, args ...string) (string, error) {
