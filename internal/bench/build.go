@@ -39,7 +39,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
+	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
 	checkout := filepath.Join(dir, "checkout")
 	if out, err := host.Command(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cloning the checkout: %w\n%s", err, out)
@@ -223,7 +223,12 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	_, _ = io.Copy(io.Discard, out) // until it has ended
 	d, err := buildkit.NewDaemon(buildkit.Options{Getenv: getenv, Log: b.log, Root: at("checkout"), CacheDir: at("cache")})
 	if err == nil {
-		err = errors.Join(d.Down(context.WithoutCancel(ctx)), host.Discard(outer, at("")))
+		if outer.Err() != nil { // the state goes with the folder
+			err = d.Down(context.WithoutCancel(ctx))
+		} else {
+			err = d.Remove(outer)
+		}
+		err = errors.Join(err, buildkit.Discard(outer, at("")))
 	}
 	if took == 0 {
 		err = errors.Join(errors.New("a fresh checkout did not come as far as BuildKit"), lines.Err(), err)

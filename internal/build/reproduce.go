@@ -21,7 +21,7 @@ func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
+	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
 	var results [2]*dist.Release
 	for i, side := range []struct {
 		checkout    string

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	stdlog "log"
 	"net"
 	"net/http"
@@ -809,4 +810,33 @@ func TestStatus(t *testing.T) {
 	if len(s.Nodes) != 1 || s.PID != d.PID() || s.CacheBytes == 0 || s.Nodes[0].Records == 0 || s.Nodes[0].Bytes == 0 || len(s.Nodes[0].Platforms) != 2 {
 		t.Errorf("status %+v", s)
 	}
+}
+
+// What a daemon has left goes also when the command was interrupted; without
+// root its files belong to other ids.
+func TestDiscardInterrupted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "work")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		kit, err := rootlesskit()
+		if err != nil && os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		} else if err != nil {
+			t.Skip(err)
+		}
+		if out, err := exec.Command(kit, "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if os.RemoveAll(dir) == nil {
+			t.Fatal("another id's files went without its namespace")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Discard(ctx, dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the folder is gone", func() bool { _, err := os.Stat(dir); return errors.Is(err, fs.ErrNotExist) })
 }

@@ -455,10 +455,25 @@ func (d *Daemon) Remove(ctx context.Context) error {
 	if err := d.Down(ctx); err != nil {
 		return err
 	}
-	if err := d.removeState(ctx); err != nil {
+	if err := d.removeState(); err != nil {
 		return fmt.Errorf("deleting the state of the private buildkitd: %w", err)
 	}
 	return nil
+}
+
+// Discard removes a temporary folder that the states of private daemons, which
+// are down, may be left in. When the work was interrupted another process does
+// it, as with host.Discard.
+func Discard(ctx context.Context, dir string) error {
+	if ctx.Err() == nil || os.Geteuid() == 0 {
+		return host.Discard(ctx, dir)
+	}
+	rm, err := remover(dir)
+	if err != nil {
+		return err
+	}
+	rm.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return rm.Start()
 }
 
 // stop ends the process: asked first, then killed. Everything it runs is in its
