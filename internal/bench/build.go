@@ -35,7 +35,11 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if err := host.Emulate(ctx, log, "arm64"); err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "bench-build-*")
+	tmp, err := buildkit.TempRoot(getenv)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(tmp, "bench-build-*")
 	if err != nil {
 		return "", err
 	}

@@ -23,7 +23,11 @@ func Release(ctx context.Context, root string, getenv func(string) string, log i
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "bench-release-*")
+	tmp, err := buildkit.TempRoot(getenv)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(tmp, "bench-release-*")
 	if err != nil {
 		return "", err
 	}

@@ -17,7 +17,11 @@ import (
 // share nothing but the mirrors: each has its own BuildKit state, its own
 // checkout at a path of another length, and another degree of parallelism.
 func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "reproduce-*")
+	tmp, err := buildkit.TempRoot(o.Getenv)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(tmp, "reproduce-*")
 	if err != nil {
 		return err
 	}

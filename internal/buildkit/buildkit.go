@@ -87,6 +87,38 @@ func CacheDir(getenv func(string) string) (string, error) {
 	return "", errors.New("there is no cache folder: set LOOMCYCLE_CACHE (or HOME)")
 }
 
+// stale is the age from which a folder in TempRoot was left by a killed process.
+const stale = 24 * time.Hour
+
+// TempRoot is where temporary folders of gigabytes are made, below the cache
+// folder: the system's own is memory on Debian 13. What killed processes left
+// there a day ago is removed.
+func TempRoot(getenv func(string) string) (string, error) {
+	cache, err := CacheDir(getenv)
+	if err != nil {
+		return "", err
+	}
+	root, err := filepath.Abs(filepath.Join(cache, "tmp"))
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return "", fmt.Errorf("making the folder for temporary files: %w", err)
+	}
+	left, err := os.ReadDir(root)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range left {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > stale {
+			if err := os.RemoveAll(filepath.Join(root, e.Name())); err != nil {
+				return "", fmt.Errorf("removing what a killed process left: %w", err)
+			}
+		}
+	}
+	return root, nil
+}
+
 // Node is one BuildKit daemon.
 type Node struct {
 	Client *client.Client

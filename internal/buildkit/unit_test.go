@@ -1,8 +1,11 @@
 package buildkit
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // env is an environment with only what the test says, so that a builder of the
@@ -105,5 +108,29 @@ func TestCacheDir(t *testing.T) {
 		if got, _ := CacheDir(env(c.env)); got != c.want {
 			t.Errorf("%v: %q, want %q", c.env, got, c.want)
 		}
+	}
+}
+
+func TestTempRoot(t *testing.T) {
+	cache := t.TempDir()
+	old, young := filepath.Join(cache, "tmp", "old"), filepath.Join(cache, "tmp", "young")
+	for _, dir := range []string{old, young} {
+		if err := os.MkdirAll(filepath.Join(dir, "layer"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	day := time.Now().Add(-25 * time.Hour)
+	if err := os.Chtimes(old, day, day); err != nil {
+		t.Fatal(err)
+	}
+	root, err := TempRoot(env(map[string]string{"LOOMCYCLE_CACHE": cache}))
+	if err != nil || root != filepath.Join(cache, "tmp") {
+		t.Fatalf("%s, %v", root, err)
+	}
+	if _, err := os.Stat(old); err == nil {
+		t.Error("what a killed process left is still there")
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("a folder in use is gone: %v", err)
 	}
 }

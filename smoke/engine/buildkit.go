@@ -31,6 +31,7 @@ type bk struct {
 	builder *buildkit.Builder
 
 	mu     sync.Mutex
+	tmp    string // folder for what is pulled
 	pulled string // layout of the images that came from a registry
 	have   map[digest.Digest]bool
 }
@@ -42,7 +43,11 @@ func BuildKit(ctx context.Context, o buildkit.Options) (Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bk{builder: b, have: map[digest.Digest]bool{}}, nil
+	tmp, err := buildkit.TempRoot(o.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	return &bk{builder: b, tmp: tmp, have: map[digest.Digest]bool{}}, nil
 }
 
 // quiet passes on the notices of a connection and drops progress displays.
@@ -89,7 +94,7 @@ func (b *bk) Load(_ context.Context, img *Image) error {
 	}
 	var err error
 	if b.pulled == "" {
-		if b.pulled, err = os.MkdirTemp("", "smoke-pulled-*"); err != nil {
+		if b.pulled, err = os.MkdirTemp(b.tmp, "smoke-pulled-*"); err != nil {
 			return err
 		}
 		if _, err := layout.Write(b.pulled, empty.Index); err != nil {

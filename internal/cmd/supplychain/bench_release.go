@@ -17,6 +17,7 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
@@ -63,7 +64,11 @@ func runBenchRelease(ctx context.Context, env environment, args []string) error 
 	if flags.NArg() != 2 {
 		return errors.New("bench-release takes two dist folders: the first release, and one in which the programs changed")
 	}
-	tmp, err := os.MkdirTemp("", "bench-release-*")
+	space, err := buildkit.TempRoot(env.getenv)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(space, "bench-release-*")
 	if err != nil {
 		return err
 	}

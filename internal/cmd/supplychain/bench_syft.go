@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
@@ -38,7 +39,11 @@ func benchSyft(ctx context.Context, env environment, root, folder, program strin
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "bench-syft-")
+	tmp, err := buildkit.TempRoot(os.Getenv)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(tmp, "bench-syft-")
 	if err != nil {
 		return "", err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
@@ -45,7 +46,11 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 	if ctx, err = sbom.WithLicences(ctx); err != nil {
 		return err
 	}
-	store, err := imagefs.NewStore("")
+	tmp, err := buildkit.TempRoot(env.getenv)
+	if err != nil {
+		return err
+	}
+	store, err := imagefs.NewStore(tmp)
 	if err != nil {
 		return err
 	}
