@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +19,7 @@ import (
 // Release builds the family twice, as 1.0.0 and, with another runtime, as
 // 1.0.1, and has the supply-chain program time their releases to a registry on
 // loopback. With a warm BuildKit it takes a few minutes.
-func Release(ctx context.Context, root string, getenv func(string) string, log io.Writer) (string, error) {
+func Release(ctx context.Context, root string, getenv func(string) string, log io.Writer) (text string, err error) {
 	cache, err := buildkit.CacheDir(getenv)
 	if err != nil {
 		return "", err
@@ -31,7 +32,7 @@ func Release(ctx context.Context, root string, getenv func(string) string, log i
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
 	b := bench{checkout: filepath.Join(dir, "checkout"), dir: dir, getenv: getenv, log: log}
 	git := func(args ...string) error {
 		if out, err := host.Command(ctx, "git", args...).CombinedOutput(); err != nil {
