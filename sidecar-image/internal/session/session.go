@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -90,6 +91,7 @@ type Session struct {
 	running  int
 	closed   bool
 
+	first     sync.Once // measures what the workspace held before this sidecar had it
 	measuring sync.Mutex
 	used      int64 // bytes in the workspace when last measured
 }
@@ -195,15 +197,22 @@ func (s *Session) reconnect(ctx context.Context) (*host.Conn, error) {
 type ErrQuota struct{ Used, Quota int64 }
 
 func (e *ErrQuota) Error() string {
+	if e.Used == workspace.Unmeasured {
+		return fmt.Sprintf("the workspace is nested more than %d directories deep, which its quota (SANDBOX_WORKSPACE_QUOTA_MB) does not allow: delete the deepest", workspace.MaxDepth)
+	}
 	return fmt.Sprintf("the workspace holds %d MiB and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): delete something", e.Used>>20, e.Quota>>20)
 }
 
 // Quota returns an *ErrQuota when the session's workspace is over its quota,
 // by its last measurement.
 func (s *Session) Quota() error {
+	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
+		return nil
+	}
+	s.first.Do(func() { s.measure() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 || s.used <= s.m.cfg.Workspaces.Quota() {
+	if s.used <= s.m.cfg.Workspaces.Quota() {
 		return nil
 	}
 	return &ErrQuota{s.used, s.m.cfg.Workspaces.Quota()}
@@ -216,6 +225,7 @@ func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func
 	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
 		return ctx, func() {}
 	}
+	s.first.Do(func() { s.measure() })
 	guarded, cancel := context.WithCancelCause(ctx)
 	s.mu.Lock()
 	before := s.used
@@ -245,11 +255,12 @@ func (s *Session) measure() int64 {
 	s.measuring.Lock()
 	defer s.measuring.Unlock()
 	used, err := s.held.Usage()
-	if err != nil {
-		return 0 // closed under way
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.used = used
-	return used
+	if err == nil {
+		s.used = used
+	} else if !errors.Is(err, os.ErrClosed) { // closed under way
+		s.m.logger(s).Error("a workspace could not be measured; its last size counts", "workspace", s.Workspace, "error", err)
+	}
+	return s.used
 }

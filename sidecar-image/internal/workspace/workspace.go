@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -150,28 +152,111 @@ func mkdir(r *os.Root, name string, mode fs.FileMode) error {
 	return nil
 }
 
-// Usage walks the workspace and returns its size on disk in bytes.
-func (h *Held) Usage() (int64, error) { return usage(h.root) }
+// Usage is the size on disk of the workspace in bytes. Directories that the
+// sidecar may not read are left out; a tree that is nested more than MaxDepth
+// directories deep has Unmeasured bytes.
+func (h *Held) Usage() (int64, error) {
+	u, err := measure(h.root)
+	return u.bytes, err
+}
 
-func usage(root *os.Root) (int64, error) {
-	var total int64
-	err := fs.WalkDir(root.FS(), ".", func(_ string, d fs.DirEntry, err error) error {
+const (
+	// MaxDepth is how many directories deep a workspace is measured.
+	MaxDepth = 256
+	// Unmeasured is the size of a workspace that is nested deeper: more than any
+	// quota.
+	Unmeasured = math.MaxInt64
+	// hold is how many levels share one open directory: what is below is opened
+	// by its path from there, so that a deep tree takes few descriptors.
+	hold = 16
+)
+
+// usage is what a walk has found. It goes by descriptors and single names,
+// which may be any bytes: fs.FS refuses those that are not UTF-8.
+type usage struct {
+	bytes  int64
+	unread int // directories that may not be read
+}
+
+func measure(root *os.Root) (usage, error) {
+	var u usage
+	if st, err := root.Lstat("."); err == nil {
+		u.add(st)
+	}
+	err := u.walk(root, ".", 1)
+	return u, err
+}
+
+func (u *usage) add(st fs.FileInfo) {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		u.bytes += sys.Blocks * 512
+	}
+}
+
+// walk adds what lies in a directory below base. What changes under way is no
+// error.
+func (u *usage) walk(base *os.Root, name string, depth int) error {
+	if depth > MaxDepth {
+		u.bytes = Unmeasured
+		return nil
+	}
+	dir, err := base.OpenRoot(name)
+	if err != nil {
+		return u.skip(err)
+	}
+	defer dir.Close()
+	names, err := readNames(dir)
+	if err != nil {
+		return u.skip(err)
+	}
+	var below []string
+	for _, n := range names {
+		st, err := dir.Lstat(n)
 		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-				return nil // gone under way, or closed by its owner
+			if err := u.skip(err); err != nil {
+				return err
 			}
+			continue
+		}
+		u.add(st)
+		if st.IsDir() {
+			below = append(below, n)
+		}
+	}
+	if depth%hold == 0 {
+		base, name = dir, "."
+	} else {
+		dir.Close()
+	}
+	for _, n := range below {
+		if err := u.walk(base, filepath.Join(name, n), depth+1); err != nil || u.bytes == Unmeasured {
 			return err
 		}
-		st, err := d.Info()
-		if err != nil {
-			return nil
-		}
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-			total += sys.Blocks * 512
-		}
-		return nil
-	})
-	return total, err
+	}
+	return nil
+}
+
+// skip says which errors a walk goes on after.
+func (u *usage) skip(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		u.unread++
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP): // gone, or another thing by now
+	default:
+		return fmt.Errorf("measuring the workspace: %w", err)
+	}
+	return nil
+}
+
+func readNames(dir *os.Root) ([]string, error) {
+	f, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
 }
 
 // Info describes a workspace for the operator.
@@ -181,9 +266,12 @@ type Info struct {
 	Bytes     int64     `json:"bytes"`
 	LastUsed  time.Time `json:"last_used"`
 	InUse     bool      `json:"in_use"`
+	Unread    int       `json:"unread,omitempty"` // directories that are not in Bytes: they may not be read
+	Error     string    `json:"error,omitempty"`  // why the rest is not known
 }
 
-// List returns every workspace, ordered by principal and name.
+// List returns every workspace, ordered by principal and name. One that cannot
+// be looked at has the reason in its Error.
 func (r *Root) List() ([]Info, error) {
 	top, err := os.OpenRoot(r.dir)
 	if err != nil {
@@ -191,54 +279,77 @@ func (r *Root) List() ([]Info, error) {
 	}
 	defer top.Close()
 	var out []Info
-	principals, err := fs.ReadDir(top.FS(), ".")
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range principals {
-		if !p.IsDir() {
-			continue
-		}
-		names, err := fs.ReadDir(top.FS(), p.Name())
+	err = each(top, func(principal string, mine *os.Root, names []string, err error) {
 		if err != nil {
-			return nil, err
+			out = append(out, Info{Principal: principal, Error: err.Error()})
 		}
-		for _, n := range names {
-			if !n.IsDir() || !Name.MatchString(n.Name()) {
+		for _, name := range names {
+			if !Name.MatchString(name) {
 				continue
 			}
-			info, err := r.inspect(top, p.Name(), n.Name())
-			if err != nil {
-				return nil, err
+			if st, err := mine.Lstat(name); err != nil || !st.IsDir() {
+				continue
 			}
-			out = append(out, info)
+			out = append(out, inspect(mine, principal, name))
 		}
-	}
-	return out, nil
+	})
+	return out, err
 }
 
-func (r *Root) inspect(top *os.Root, principal, name string) (Info, error) {
-	root, err := top.OpenRoot(filepath.Join(principal, name))
+// each calls f with each principal's directory and the names in it, or with why
+// they cannot be read.
+func each(top *os.Root, f func(principal string, mine *os.Root, names []string, err error)) error {
+	principals, err := readNames(top)
 	if err != nil {
-		return Info{}, err
+		return fmt.Errorf("reading SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	for _, p := range principals {
+		if st, err := top.Lstat(p); err != nil || !st.IsDir() {
+			continue
+		}
+		mine, err := top.OpenRoot(p)
+		if err != nil {
+			f(p, nil, nil, err)
+			continue
+		}
+		names, err := readNames(mine)
+		f(p, mine, names, err)
+		mine.Close()
+	}
+	return nil
+}
+
+func inspect(mine *os.Root, principal, name string) Info {
+	info := Info{Principal: principal, Name: name}
+	fail := func(err error) Info {
+		info.Error = err.Error()
+		return info
+	}
+	root, err := mine.OpenRoot(name)
+	if err != nil {
+		return fail(err)
 	}
 	defer root.Close()
-	info := Info{Principal: principal, Name: name}
-	if info.Bytes, err = usage(root); err != nil {
-		return Info{}, err
-	}
 	f, err := root.Open(".")
 	if err != nil {
-		return Info{}, err
+		return fail(err)
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err == nil {
-		info.LastUsed = st.ModTime()
+	st, err := f.Stat()
+	if err != nil {
+		return fail(err)
 	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		info.InUse = true
+	info.LastUsed = st.ModTime()
+	info.InUse = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
+	u, err := measure(root)
+	info.Bytes, info.Unread = u.bytes, u.unread
+	if err != nil {
+		return fail(err)
 	}
-	return info, nil
+	if u.bytes == Unmeasured {
+		return fail(fmt.Errorf("it is nested more than %d directories deep", MaxDepth))
+	}
+	return info
 }
 
 // Prune removes the workspaces whose top directory was last changed before
@@ -250,7 +361,7 @@ func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
 	}
 	var out []Info
 	for _, info := range all {
-		if info.InUse || !info.LastUsed.Before(before) {
+		if info.InUse || info.LastUsed.IsZero() || !info.LastUsed.Before(before) {
 			continue
 		}
 		if !dry {

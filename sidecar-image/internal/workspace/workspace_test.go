@@ -3,6 +3,7 @@ package workspace
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -82,6 +83,49 @@ func TestSymlinks(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(secret); len(left) > 0 {
 		t.Errorf("%v was made behind the link", left)
+	}
+}
+
+// What a session may make of its workspace: neither hides a byte from the quota,
+// nor takes the list of all from the operator.
+func TestHostileTrees(t *testing.T) {
+	r, dir := root(t, 0)
+	for name, c := range map[string]struct {
+		grow string
+		want int64
+	}{
+		"utf8": {"mkdir $'\\xff' && head -c 1000000 /dev/zero >$'\\xff'/$'\\xfe'", 1 << 20},
+		"fifo": {"mkfifo p && ln -s / up && ln -s . self && head -c 1000000 /dev/zero >f", 1 << 20},
+		"deep": {"for i in {1..100}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", 2 << 20},
+		"pit":  {"for i in {1..300}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", Unmeasured},
+	} {
+		h, err := r.Take("p", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		cmd := exec.Command("bash", "-ec", c.grow)
+		cmd.Dir = h.Path
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if used, err := h.Usage(); err != nil || used < 1e6 || used > c.want {
+			t.Errorf("%s: %d bytes, %v", name, used, err)
+		} else if c.want == Unmeasured && used != Unmeasured {
+			t.Errorf("%s: measured as %d", name, used)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "\xff"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	infos, err := r.List()
+	if err != nil || len(infos) != 4 {
+		t.Fatalf("%+v, %v", infos, err)
+	}
+	for _, info := range infos {
+		if (info.Error != "") != (info.Name == "pit") {
+			t.Errorf("%+v", info)
+		}
 	}
 }
 
