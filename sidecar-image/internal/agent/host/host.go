@@ -272,10 +272,14 @@ type Output struct {
 	Dropped int64
 }
 
-type outputRun struct {
-	n      int
-	stderr bool
-}
+// outputRun is a run of bytes of one stream: twice their number, and 1 for
+// stderr. Small, as an agent may change the stream with every byte.
+type outputRun uint32
+
+const maxRun = 1<<31 - 1 // bytes
+
+func (r outputRun) n() int       { return int(r >> 1) }
+func (r outputRun) stderr() bool { return r&1 == 1 }
 
 // Live returns the bytes that have arrived so far.
 func (o *Output) Live() []byte {
@@ -285,8 +289,8 @@ func (o *Output) Live() []byte {
 }
 
 func (o *Output) add(f wire.Frame, limit int) error {
-	if len(f.Payload) < 1 {
-		return errors.New("output frame without a channel")
+	if len(f.Payload) < 2 {
+		return errors.New("output frame without a channel or without output") // empty ones would count against no limit
 	}
 	ch, b := wire.Channel(f.Payload[0]), f.Payload[1:]
 	if ch < wire.Stdout || ch > wire.StderrTail {
@@ -305,12 +309,15 @@ func (o *Output) add(f wire.Frame, limit int) error {
 	if isTail && o.tail < 0 {
 		o.tail, fresh = len(o.runs), true
 	}
-	stderr := ch == wire.Stderr || ch == wire.StderrTail
+	run := outputRun(len(b)) << 1
+	if ch == wire.Stderr || ch == wire.StderrTail {
+		run |= 1
+	}
 	o.buf = append(o.buf, b...)
-	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr == stderr {
-		o.runs[last].n += len(b)
+	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr() == run.stderr() && o.runs[last].n() <= maxRun-len(b) {
+		o.runs[last] += run &^ 1
 	} else {
-		o.runs = append(o.runs, outputRun{len(b), stderr})
+		o.runs = append(o.runs, run)
 	}
 	return nil
 }
@@ -335,14 +342,14 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 	if cut < 0 {
 		cut = len(o.runs)
 	}
-	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], outputRun{}) {
+	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], 0) {
 		if o.Dropped > 0 && i == cut {
 			out = append(out, gap...)
 		}
-		if w == Both || (w == Stderr) == r.stderr {
-			out = append(out, o.buf[at:at+r.n]...)
+		if w == Both || (w == Stderr) == r.stderr() {
+			out = append(out, o.buf[at:at+r.n()]...)
 		}
-		at += r.n
+		at += r.n()
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 )
@@ -53,7 +54,11 @@ func TestHostileAgent(t *testing.T) {
 			_ = w.Write(wire.TOutput, id, output(wire.Stdout, strings.Repeat("x", 101)))
 		},
 		"an unknown channel": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, output(9, "x")) },
-		"no channel":         func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, nil) },
+		"empty alternating frames": func(w *wire.Writer, id uint32, _ net.Conn) {
+			for ch := wire.Stdout; w.Write(wire.TOutput, id, output(ch, "")) == nil; ch ^= wire.Stdout ^ wire.Stderr {
+			}
+		},
+		"no channel": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, nil) },
 		"head after tail": func(w *wire.Writer, id uint32, _ net.Conn) {
 			_ = w.Write(wire.TOutput, id, output(wire.StdoutTail, "x"))
 			_ = w.Write(wire.TOutput, id, output(wire.Stdout, "x"))
@@ -136,6 +141,29 @@ func TestOutput(t *testing.T) {
 	_ = headOnly.add(wire.Frame{Payload: output(wire.Stdout, "a")}, 100)
 	if got := string(headOnly.Bytes(Both, "|")); got != "a|" {
 		t.Errorf("a cut without a tail: %q", got)
+	}
+}
+
+// The stream may change with every byte: what is kept of that is bounded by the
+// output.
+func TestOutputOfManyRuns(t *testing.T) {
+	const limit = 1 << 20
+	o := &Output{tail: -1}
+	ch := wire.Stdout
+	for range limit {
+		if err := o.add(wire.Frame{Payload: output(ch, "x")}, limit); err != nil {
+			t.Fatal(err)
+		}
+		ch ^= wire.Stdout ^ wire.Stderr
+	}
+	if err := o.add(wire.Frame{Payload: output(ch, "x")}, limit); err == nil {
+		t.Error("more than the limit is taken")
+	}
+	if size := cap(o.runs) * int(unsafe.Sizeof(o.runs[0])); size > 6*limit {
+		t.Errorf("%d bytes of output take %d more", limit, size)
+	}
+	if n := len(o.Bytes(Stderr, "")); n != limit/2 {
+		t.Errorf("stderr has %d bytes", n)
 	}
 }
 
