@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Name is what a workspace may be called.
@@ -100,9 +102,8 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		return nil, fmt.Errorf("opening the principal's directory: %w", err)
 	}
 	defer mine.Close()
-	fresh := mine.Mkdir(name, 0o755)
-	if fresh != nil && !errors.Is(fresh, fs.ErrExist) {
-		return nil, fmt.Errorf("making workspace %s: %w", name, fresh)
+	if err := mine.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("making workspace %s: %w", name, err)
 	}
 	// The engine mounts it by path and would follow a link: there must be none.
 	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
@@ -123,16 +124,9 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		f.Close()
 		return nil, ErrBusy
 	}
-	if fresh == nil {
-		if err := f.Chown(r.uid, r.uid); err != nil {
-			// A sidecar without root cannot give it away, so it lets the session in;
-			// the directories above keep others of the host out.
-			err = f.Chmod(0o777)
-			if err != nil {
-				f.Close()
-				return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
-			}
-		}
+	if err := r.give(f, opened); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
 	}
 	root, err := mine.OpenRoot(name)
 	if err != nil {
@@ -140,6 +134,21 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		return nil, err
 	}
 	return &Held{Path: filepath.Join(r.host, p, name), dir: f, root: root}, nil
+}
+
+// give makes a workspace the session's, also one that a sidecar was killed over
+// before it had.
+func (r *Root) give(f *os.File, st fs.FileInfo) error {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == r.uid {
+		return nil
+	}
+	err := f.Chown(r.uid, r.uid)
+	if err == nil || st.Mode().Perm()&0o007 == 0o007 {
+		return nil
+	}
+	// A sidecar without root cannot give it away, so it lets the session in;
+	// the directories above keep others of the host out.
+	return f.Chmod(0o777)
 }
 
 func mkdir(r *os.Root, name string, mode fs.FileMode) error {
@@ -171,54 +180,62 @@ const (
 	hold = 16
 )
 
-// usage is what a walk has found. It goes by descriptors and single names,
-// which may be any bytes: fs.FS refuses those that are not UTF-8.
-type usage struct {
-	bytes  int64
-	unread int // directories that may not be read
+var errDeep = fmt.Errorf("it is nested more than %d directories deep", MaxDepth)
+
+// walk goes through a workspace by descriptors and single names, which may be
+// any bytes: fs.FS refuses those that are not UTF-8.
+type walk struct {
+	bytes    int64
+	unread   int  // directories that may not be read
+	emptying bool // ends with an error at a directory that may not be emptied
 }
 
-func measure(root *os.Root) (usage, error) {
-	var u usage
+func measure(root *os.Root) (walk, error) {
+	var w walk
 	if st, err := root.Lstat("."); err == nil {
-		u.add(st)
+		w.add(st)
 	}
-	err := u.walk(root, ".", 1)
-	return u, err
+	err := w.dir(root, ".", 1)
+	return w, err
 }
 
-func (u *usage) add(st fs.FileInfo) {
+func (w *walk) add(st fs.FileInfo) {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		u.bytes += sys.Blocks * 512
+		w.bytes += sys.Blocks * 512
 	}
 }
 
-// walk adds what lies in a directory below base. What changes under way is no
+// dir adds what lies in a directory below base. What changes under way is no
 // error.
-func (u *usage) walk(base *os.Root, name string, depth int) error {
+func (w *walk) dir(base *os.Root, name string, depth int) error {
 	if depth > MaxDepth {
-		u.bytes = Unmeasured
+		w.bytes = Unmeasured
 		return nil
 	}
 	dir, err := base.OpenRoot(name)
 	if err != nil {
-		return u.skip(err)
+		return w.skip(err)
 	}
 	defer dir.Close()
 	names, err := readNames(dir)
 	if err != nil {
-		return u.skip(err)
+		return w.skip(err)
+	}
+	if w.emptying && len(names) > 0 {
+		if err := emptiable(dir); err != nil {
+			return err
+		}
 	}
 	var below []string
 	for _, n := range names {
 		st, err := dir.Lstat(n)
 		if err != nil {
-			if err := u.skip(err); err != nil {
+			if err := w.skip(err); err != nil {
 				return err
 			}
 			continue
 		}
-		u.add(st)
+		w.add(st)
 		if st.IsDir() {
 			below = append(below, n)
 		}
@@ -229,7 +246,7 @@ func (u *usage) walk(base *os.Root, name string, depth int) error {
 		dir.Close()
 	}
 	for _, n := range below {
-		if err := u.walk(base, filepath.Join(name, n), depth+1); err != nil || u.bytes == Unmeasured {
+		if err := w.dir(base, filepath.Join(name, n), depth+1); err != nil || w.bytes == Unmeasured {
 			return err
 		}
 	}
@@ -237,13 +254,13 @@ func (u *usage) walk(base *os.Root, name string, depth int) error {
 }
 
 // skip says which errors a walk goes on after.
-func (u *usage) skip(err error) error {
+func (w *walk) skip(err error) error {
 	switch {
-	case errors.Is(err, fs.ErrPermission):
-		u.unread++
+	case errors.Is(err, fs.ErrPermission) && !w.emptying:
+		w.unread++
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP): // gone, or another thing by now
 	default:
-		return fmt.Errorf("measuring the workspace: %w", err)
+		return err
 	}
 	return nil
 }
@@ -347,34 +364,65 @@ func inspect(mine *os.Root, principal, name string) Info {
 		return fail(err)
 	}
 	if u.bytes == Unmeasured {
-		return fail(fmt.Errorf("it is nested more than %d directories deep", MaxDepth))
+		return fail(errDeep)
 	}
 	return info
 }
 
 // Prune removes the workspaces whose top directory was last changed before
-// the given time and that no session has; dry only names them.
+// the given time and that no session has; dry only names them. One that cannot
+// be removed stays as it is: the error names each, beside those that were
+// removed. What an earlier Prune left half removed goes too.
 func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
 	all, err := r.List()
 	if err != nil {
 		return nil, err
 	}
 	var out []Info
+	var errs []error
 	for _, info := range all {
 		if info.InUse || info.LastUsed.IsZero() || !info.LastUsed.Before(before) {
 			continue
 		}
 		if !dry {
 			if err := r.remove(info); err != nil {
-				if errors.Is(err, ErrBusy) {
-					continue
+				if !errors.Is(err, ErrBusy) {
+					errs = append(errs, fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err))
 				}
-				return out, err
+				continue
 			}
 		}
 		out = append(out, info)
 	}
-	return out, nil
+	if !dry {
+		errs = append(errs, r.sweep())
+	}
+	return out, errors.Join(errs...)
+}
+
+// doomed is what a workspace is called while it is removed: no workspace's Name.
+func doomed(name string) string { return "." + name + ".pruned" }
+
+// sweep removes what a Prune that was killed had renamed.
+func (r *Root) sweep() error {
+	top, err := os.OpenRoot(r.dir)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	var errs []error
+	err = each(top, func(principal string, mine *os.Root, names []string, _ error) {
+		for _, n := range names {
+			name, ok := strings.CutSuffix(strings.TrimPrefix(n, "."), ".pruned")
+			if !ok || n != doomed(name) || !Name.MatchString(name) {
+				continue
+			}
+			if err := mine.RemoveAll(n); err != nil {
+				errs = append(errs, fmt.Errorf("removing what is left of workspace %s/%s: %w", principal, name, err))
+			}
+		}
+	})
+	return errors.Join(append(errs, err)...)
 }
 
 // remove renames the workspace away under its lock, so that no session can
@@ -393,14 +441,48 @@ func (r *Root) remove(info Info) error {
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return ErrBusy
 	}
-	doomed := "." + info.Name + ".pruned"
-	if err := top.RemoveAll(doomed); err != nil {
+	root, err := top.OpenRoot(info.Name)
+	if err != nil {
 		return err
 	}
-	if err := top.Rename(info.Name, doomed); err != nil {
-		return fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err)
+	defer root.Close()
+	if err := removable(root); err != nil {
+		return err
 	}
-	return top.RemoveAll(doomed)
+	away := doomed(info.Name)
+	if err := top.RemoveAll(away); err != nil {
+		return err
+	}
+	if err := top.Rename(info.Name, away); err != nil {
+		return err
+	}
+	if err := top.RemoveAll(away); err != nil {
+		return errors.Join(err, top.Rename(away, info.Name)) // in view again, with what is left of it
+	}
+	return nil
+}
+
+// removable says whether this process may empty every directory of a workspace.
+// One that is not root may not empty what sessions made.
+func removable(root *os.Root) error {
+	w := walk{emptying: true}
+	err := w.dir(root, ".", 1)
+	if err == nil && w.bytes == Unmeasured {
+		err = errDeep
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: a session made directories there that this user may not empty; prune as root", err)
+	}
+	return err
+}
+
+func emptiable(dir *os.Root) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Faccessat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 }
 
 // Touch marks the workspace as used, for Prune.
