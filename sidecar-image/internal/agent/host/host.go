@@ -23,6 +23,8 @@ const (
 	// grace is how long after an exec's own limit the agent may take to kill it
 	// and answer.
 	grace = 20 * time.Second
+	// fileTimeout is for the content of one file, either way.
+	fileTimeout = 2 * time.Minute
 	// readChunk is what a file that is read is first given, in bytes.
 	readChunk = 64 << 10
 )
@@ -448,6 +450,8 @@ func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error)
 	if err := c.w.WriteJSON(wire.TRead, id, m); err != nil {
 		return nil, 0, c.broken(id, err)
 	}
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	var file wire.File
 	if err := c.wait(ctx, id, s, &file); err != nil {
 		return nil, 0, err
@@ -465,8 +469,15 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 		return c.broken(id, err)
 	}
 	go c.send(id, s, bytes.NewReader(content))
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	var file wire.File
 	return c.wait(ctx, id, s, &file)
+}
+
+// inTime gives up an agent that does not answer about a file.
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, fileTimeout, fmt.Errorf("%w: a file took longer than %v", ErrLost, fileTimeout))
 }
 
 // grant must not wait for a peer that does not read: the reader calls it.

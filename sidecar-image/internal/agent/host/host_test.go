@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -98,6 +100,44 @@ func TestClaimsAreBounded(t *testing.T) {
 	_, exit, err := c.Exec(t.Context(), wire.Exec{MaxOutput: 100}, nil, nil)
 	if err != nil || exit.Code != 0 || exit.Signal != "" || exit.PeakMemory != 0 || exit.Dropped != 0 {
 		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// An agent that goes mute, and one that hears nothing more, as when its process is
+// stopped: whoever reads or writes a file gets an answer all the same.
+func TestMuteAgent(t *testing.T) {
+	for name, op := range map[string]func(context.Context, *Conn) error{
+		"read": func(ctx context.Context, c *Conn) error {
+			_, _, err := c.ReadFile(ctx, wire.Read{Path: "f", Max: 1 << 20})
+			return err
+		},
+		"write":       func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, []byte("x")) },
+		"large write": func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, make([]byte, 1<<20)) },
+	} {
+		for _, frames := range []int{1, 1000} { // that it still hears
+			t.Run(fmt.Sprintf("%s, %d frames", name, frames), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					gone := make(chan struct{})
+					c := hostile(t, func(_ *wire.Writer, r *wire.Reader, _ net.Conn) {
+						for range frames {
+							if _, err := r.Read(); err != nil {
+								break
+							}
+						}
+						<-gone
+					})
+					began := time.Now()
+					if err := op(t.Context(), c); !errors.Is(err, ErrLost) {
+						t.Errorf("it ended with %v", err)
+					}
+					if took := time.Since(began); took > fileTimeout+grace {
+						t.Errorf("it took %v", took)
+					}
+					<-c.Done()
+					close(gone)
+				})
+			})
+		}
 	}
 }
 
