@@ -27,7 +27,7 @@ func (m *Manager) takeWarm(image string) (warm, bool) {
 		w := m.pool[0]
 		m.pool = m.pool[1:]
 		if w.image == image {
-			m.wg.Go(m.fill)
+			m.refill()
 			return w, true
 		}
 		w.rw.Close()
@@ -36,20 +36,28 @@ func (m *Manager) takeWarm(image string) (warm, bool) {
 	return warm{}, false
 }
 
+// refill fills the pool on a goroutine of its own, unless one is at it.
+func (m *Manager) refill() {
+	if m.refilling.CompareAndSwap(false, true) {
+		m.wg.Go(func() {
+			defer m.refilling.Store(false)
+			m.fill()
+		})
+	}
+}
+
 // fill starts containers until the pool is full, one at a time, so that it
 // never delays an open by more than one start.
 func (m *Manager) fill() {
 	for m.ctx.Err() == nil {
 		m.mu.Lock()
-		if len(m.pool)+m.filling >= m.cfg.Limits.WarmPool {
-			m.mu.Unlock()
+		full := len(m.pool) >= m.cfg.Limits.WarmPool
+		m.mu.Unlock()
+		if full {
 			return
 		}
-		m.filling++
-		m.mu.Unlock()
 		w, err := m.warmUp()
 		m.mu.Lock()
-		m.filling--
 		if err == nil {
 			m.pool = append(m.pool, w)
 		}
@@ -64,12 +72,14 @@ func (m *Manager) fill() {
 }
 
 func (m *Manager) warmUp() (warm, error) {
-	spec, err := m.cfg.Default(m.ctx)
+	ctx, cancel := context.WithTimeout(m.ctx, warmTimeout)
+	defer cancel()
+	spec, err := m.cfg.Default(ctx)
 	if err != nil {
 		return warm{}, err
 	}
 	now := m.cfg.Now()
-	return m.start(m.ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
+	return m.start(ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
 }
 
 // adopt takes over what an earlier sidecar of this instance left: sessions
@@ -168,7 +178,7 @@ func (m *Manager) tick() {
 	for {
 		m.Expire()
 		if m.cfg.Limits.WarmPool > 0 {
-			m.fill()
+			m.refill()
 		}
 		if time.Since(last) > reconcileEvery {
 			last = time.Now()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
@@ -18,6 +19,8 @@ import (
 
 const (
 	helloTimeout    = 30 * time.Second
+	openTimeout     = 2 * time.Minute
+	warmTimeout     = 5 * time.Minute // with a pull of the image
 	shutdownTimeout = 2 * time.Second
 	removeTimeout   = time.Minute
 	removers        = 2
@@ -36,14 +39,14 @@ type Manager struct {
 	total    int
 	leaving  map[string]chan struct{} // workspaces whose last session is being removed
 	pool     []warm
-	filling  int
 	epitaphs []epitaph
 
-	removals chan removal
-	openings chan struct{}
-	wg       sync.WaitGroup
-	ctx      context.Context
-	stop     context.CancelFunc
+	refilling atomic.Bool
+	removals  chan removal
+	openings  chan struct{}
+	wg        sync.WaitGroup
+	ctx       context.Context
+	stop      context.CancelFunc
 }
 
 // epitaph tells a session's owner, and nobody else, why it ended by itself.
@@ -120,6 +123,8 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("no more sessions: %s is %d; close one with sandbox_close, or try again when one has ended", e.Name, e.Limit)
 }
 
+var errSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", openTimeout)
+
 func (m *Manager) reserve(principal string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,6 +154,13 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	defer func() {
 		if m.cfg.Observe.Opened != nil {
 			m.cfg.Observe.Opened(time.Since(began), fromPool, err)
+		}
+	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errSlow)
+	defer cancel()
+	defer func() {
+		if err != nil && context.Cause(ctx) == errSlow {
+			err = fmt.Errorf("%w: %w", errSlow, err)
 		}
 	}()
 	if err := m.reserve(who.Principal); err != nil {
