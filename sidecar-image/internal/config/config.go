@@ -110,7 +110,7 @@ var Vars = []Var{
 	{"SANDBOX_AGENT", "/usr/local/libexec/loomcycle/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
 	{"SANDBOX_AGENT_PATH", "", "the same binary as the engine's host sees it; empty lets the sidecar hand it over itself", str(func(c *Config) *string { return &c.AgentPath })},
 	{"SANDBOX_ULIMIT_NOFILE", "4096", "open files of a process", integer(func(c *Config) *int64 { return &c.NoFile }, 64)},
-	{"SANDBOX_ULIMIT_NPROC", "", "processes and threads of the session uid, over all sessions (the kernel counts by uid; SANDBOX_PIDS bounds one session); empty for SANDBOX_MAX_PIDS times SANDBOX_MAX_SESSIONS, or as near to it as the sidecar's own limit allows", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
+	{"SANDBOX_ULIMIT_NPROC", "", "processes and threads of the session uid, over all sessions (the kernel counts by uid; SANDBOX_PIDS bounds one session); empty for SANDBOX_MAX_PIDS times SANDBOX_MAX_SESSIONS, or as near to it as the machine allows", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
 
 	{"SANDBOX_IMAGE", "", "session image, best by digest; required", str(func(c *Config) *string { return &c.Image })},
 	{"SANDBOX_IMAGES", "", "further images that sandbox_open may name, NAME=REFERENCE separated by commas", images},

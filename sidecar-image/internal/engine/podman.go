@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -108,8 +109,14 @@ func startPodman(opts Options) (*child, error) {
 
 // Processes is the highest limit of processes, up to want, that this process
 // may give to another. It stands for the engine, which has started us or is
-// started by us.
+// started by us. There are never more than kernel.pid_max, to which podman lowers
+// its own limit.
 func Processes(want int64) (int64, error) {
+	if text, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
+		if most, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
+			want = min(want, most)
+		}
+	}
 	var have syscall.Rlimit
 	if err := syscall.Getrlimit(unix.RLIMIT_NPROC, &have); err != nil {
 		return 0, fmt.Errorf("reading the limit of processes: %w", err)

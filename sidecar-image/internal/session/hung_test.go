@@ -14,15 +14,14 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
-// hung is an engine that lists one container and answers nothing else.
+// hung is an engine that lists containers and answers nothing else.
 type hung struct {
-	has     engine.State
+	has     []engine.State
 	creates atomic.Int32
+	removed chan string // asked for, if not nil
 }
 
-func (h *hung) List(context.Context, string) ([]engine.State, error) {
-	return []engine.State{h.has}, nil
-}
+func (h *hung) List(context.Context, string) ([]engine.State, error) { return h.has, nil }
 func (h *hung) Create(ctx context.Context, _ engine.Spec) (string, error) {
 	h.creates.Add(1)
 	<-ctx.Done()
@@ -41,8 +40,15 @@ func (h *hung) Inspect(ctx context.Context, _ string) (engine.State, bool, error
 	<-ctx.Done()
 	return engine.State{}, false, ctx.Err()
 }
-func (h *hung) Kill(ctx context.Context, _ string) error   { <-ctx.Done(); return ctx.Err() }
-func (h *hung) Remove(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+func (h *hung) Kill(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+func (h *hung) Remove(ctx context.Context, id string) error {
+	if h.removed != nil {
+		h.removed <- id
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
 
 // An engine that takes calls and never answers: sessions end in their time, the
 // pool is tried again, and an open is refused.
@@ -59,7 +65,7 @@ func TestHungEngine(t *testing.T) {
 		if err := store.Put(t.Context(), rec); err != nil {
 			t.Fatal(err)
 		}
-		e := &hung{has: engine.State{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}
+		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
 		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler),
 			Limits:  Limits{Sessions: 5, PerPrincipal: 5, IdleTTL: time.Hour, WarmPool: 2, Opening: 1},
 			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }})
@@ -86,6 +92,32 @@ func TestHungEngine(t *testing.T) {
 		time.Sleep(warmTimeout)
 		if e.creates.Load() == before {
 			t.Error("the pool is not tried again")
+		}
+	})
+}
+
+// The container that carries the agent to an engine has no session: one that an
+// earlier sidecar left is removed, one that is at work now is not.
+func TestCarriers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store, err := OpenStore(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		e := &hung{removed: make(chan string, 10), has: []engine.State{{ID: "left", Labels: map[string]string{engine.LabelPool: "agent-copy"}}}}
+		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if id := <-e.removed; id != "left" {
+			t.Errorf("removed %s", id)
+		}
+		time.Sleep(3 * reconcileEvery)
+		if len(e.removed) > 0 {
+			t.Errorf("a carrier at work was removed")
 		}
 	})
 }

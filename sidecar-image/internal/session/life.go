@@ -224,6 +224,9 @@ func (m *Manager) reconcile() {
 	running, strays := map[string]bool{}, map[string]string{}
 	for _, c := range cs {
 		id := c.Labels[engine.LabelSession]
+		if id == "" {
+			continue // it carries the agent: to a new image now, or until adopt finds it
+		}
 		running[id] = c.Running
 		strays[id] = c.ID
 	}
