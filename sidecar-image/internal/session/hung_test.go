@@ -121,3 +121,56 @@ func TestCarriers(t *testing.T) {
 		}
 	})
 }
+
+// A command that starts while its session is found idle either keeps the session
+// or is refused: it is never killed by the close.
+func TestIdleIsDecidedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store, err := OpenStore(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		var ahead atomic.Int64 // of the clock, in nanoseconds
+		now := time.Now()
+		rec := Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(24 * time.Hour)}
+		if err := store.Put(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
+		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler), Limits: Limits{IdleTTL: time.Hour},
+			Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		who := Caller{Principal: "p"}
+		s, err := m.Get(who, rec.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, err := s.Use()
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour) // a long command
+		if _, err := m.Get(who, rec.ID); err != nil {
+			t.Fatalf("the session was closed under a command: %v", err)
+		}
+		done()
+		time.Sleep(time.Hour)
+		ahead.Store(int64(2 * time.Minute)) // found idle between two ticks
+		m.Expire()
+		if _, err := s.Use(); !errors.Is(err, ErrUnknown) {
+			t.Errorf("a command may start in a session that is being closed: %v", err)
+		}
+		if err := m.Touch(s); !errors.Is(err, ErrUnknown) {
+			t.Errorf("it can be touched: %v", err)
+		}
+		synctest.Wait()
+		if _, err := m.Get(who, rec.ID); err == nil || errors.Is(err, ErrUnknown) {
+			t.Errorf("its owner is told %v", err)
+		}
+	})
+}

@@ -197,16 +197,16 @@ func (m *Manager) Expire() {
 	now := m.cfg.Now()
 	for _, s := range m.All() {
 		s.mu.Lock()
-		idle := s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL
 		stale := s.lastUsed.Sub(s.saved) > saveEvery
 		s.mu.Unlock()
 		switch {
 		case now.After(s.Deadline):
 			m.bury(s, errors.New("the session has ended: its ttl is over; open a new one with sandbox_open"))
 			m.wg.Go(func() { m.CloseSession(s, "ttl") })
-		case idle:
+		// Looked at and closed in one: a command that starts either keeps it or is refused.
+		case s.close(func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
 			m.bury(s, errors.New("the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it"))
-			m.wg.Go(func() { m.CloseSession(s, "idle") })
+			m.wg.Go(func() { m.finish(s, "idle") })
 		case stale:
 			m.save(s)
 		}

@@ -350,15 +350,16 @@ func (m *Manager) CloseRun(who Caller, rootRun string) int {
 // CloseSession ends a session: its processes before it returns, its container
 // soon after. Closing it again does nothing.
 func (m *Manager) CloseSession(s *Session, reason string) {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return
+	if s.close(nil) {
+		m.finish(s, reason)
 	}
-	s.closed = true
+}
+
+// finish ends a session that was just marked closed.
+func (m *Manager) finish(s *Session, reason string) {
+	s.mu.Lock()
 	conn := s.conn
 	s.mu.Unlock()
-
 	key := s.Principal + "/" + s.Workspace
 	gone := make(chan struct{})
 	m.mu.Lock()
@@ -528,7 +529,13 @@ func (m *Manager) bury(s *Session, why error) {
 }
 
 // Touch resets the idle timer.
-func (m *Manager) Touch(s *Session) { s.Use()() }
+func (m *Manager) Touch(s *Session) error {
+	done, err := s.Use()
+	if err == nil {
+		done()
+	}
+	return err
+}
 
 func (m *Manager) save(s *Session) {
 	s.mu.Lock()

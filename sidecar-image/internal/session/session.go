@@ -97,18 +97,32 @@ type Session struct {
 }
 
 // Use marks the session used and keeps it from idling until the returned
-// function is called.
-func (s *Session) Use() func() {
+// function is called. It fails when the session has been closed.
+func (s *Session) Use() (done func(), err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrUnknown
+	}
 	s.running++
 	s.lastUsed = s.m.cfg.Now()
-	s.mu.Unlock()
 	return func() {
 		s.mu.Lock()
 		s.running--
 		s.lastUsed = s.m.cfg.Now()
 		s.mu.Unlock()
+	}, nil
+}
+
+// close marks the session closed, once; only may keep it open.
+func (s *Session) close(only func() bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || only != nil && !only() {
+		return false
 	}
+	s.closed = true
+	return true
 }
 
 // LastUsed is when the session was last used.
