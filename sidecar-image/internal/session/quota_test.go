@@ -46,14 +46,23 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		t.Errorf("the reopened workspace is not over its quota: %v", err)
 	}
 	s.held.Close()
-	for script, killed := range map[string]bool{"rm a; sleep 2.5": false, "head -c 3000000 /dev/zero >c; sleep 30": true} {
+	for _, c := range []struct {
+		script string
+		killed bool
+	}{
+		{"rm a; sleep 2.5", false},
+		{"head -c 3000000 /dev/zero >c; sleep 30", true},
+		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", true},
+		{"sleep 30", true}, // what it may write at the bottom is not seen
+		{"rm -r d; sleep 2.5", false},
+	} {
 		s = open()
 		ctx, stop := s.Guard(t.Context())
-		cmd := exec.CommandContext(ctx, "sh", "-c", script)
+		cmd := exec.CommandContext(ctx, "bash", "-c", c.script)
 		cmd.Dir = s.held.Path
 		_ = cmd.Run()
-		if errors.As(context.Cause(ctx), &over) != killed {
-			t.Errorf("%s: %v", script, context.Cause(ctx))
+		if errors.As(context.Cause(ctx), &over) != c.killed {
+			t.Errorf("%s: %v", c.script, context.Cause(ctx))
 		}
 		stop()
 		s.held.Close()

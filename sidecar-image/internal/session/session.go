@@ -234,7 +234,7 @@ func (s *Session) Quota() error {
 
 // Guard measures the workspace while a command runs and ends its context with
 // an *ErrQuota when it grows above the quota. A command that only deletes is
-// let be. stop ends the guard and measures once more.
+// let be, unless the tree is too deep to see that. stop ends the guard and measures once more.
 func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func()) {
 	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
 		return ctx, func() {}
@@ -253,7 +253,7 @@ func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func
 				return
 			case <-time.After(guardEvery):
 				used := s.measure()
-				if q := s.m.cfg.Workspaces.Quota(); used > q && used > before {
+				if q := s.m.cfg.Workspaces.Quota(); used > q && (used > before || used == workspace.Unmeasured) {
 					cancel(&ErrQuota{used, q})
 				}
 			}

@@ -180,8 +180,6 @@ const (
 	hold = 16
 )
 
-var errDeep = fmt.Errorf("it is nested more than %d directories deep", MaxDepth)
-
 // walk goes through a workspace by descriptors and single names, which may be
 // any bytes: fs.FS refuses those that are not UTF-8.
 type walk struct {
@@ -364,7 +362,7 @@ func inspect(mine *os.Root, principal, name string) Info {
 		return fail(err)
 	}
 	if u.bytes == Unmeasured {
-		return fail(errDeep)
+		return fail(fmt.Errorf("it is nested more than %d directories deep", MaxDepth))
 	}
 	return info
 }
@@ -467,9 +465,6 @@ func (r *Root) remove(info Info) error {
 func removable(root *os.Root) error {
 	w := walk{emptying: true}
 	err := w.dir(root, ".", 1)
-	if err == nil && w.bytes == Unmeasured {
-		err = errDeep
-	}
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: a session made directories there that this user may not empty; prune as root", err)
 	}

@@ -93,6 +93,7 @@ func TestSymlinks(t *testing.T) {
 // nor takes the list of all from the operator.
 func TestHostileTrees(t *testing.T) {
 	r, dir := root(t, 0)
+	var all []*Held
 	for name, c := range map[string]struct {
 		grow string
 		want int64
@@ -106,7 +107,7 @@ func TestHostileTrees(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer h.Close()
+		all = append(all, h)
 		cmd := exec.Command("bash", "-ec", c.grow)
 		cmd.Dir = h.Path
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -129,6 +130,15 @@ func TestHostileTrees(t *testing.T) {
 		if (info.Error != "") != (info.Name == "pit") {
 			t.Errorf("%+v", info)
 		}
+	}
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 0 {
+		t.Errorf("while they are in use: %+v, %v", pruned, err)
+	}
+	for _, h := range all {
+		h.Close()
+	}
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 4 {
+		t.Errorf("pruned %+v, %v", pruned, err)
 	}
 }
 
