@@ -208,7 +208,7 @@ func TestPruneWithoutRoot(t *testing.T) {
 	script := `install -d -o $1 -m 711 p && cd p
 install -d -o $1 -m 777 stuck easy && install -d -o $1 .gone.pruned .not-ours
 echo x >easy/f && echo x >.gone.pruned/f
-install -d -o $2 stuck/made && echo x >stuck/made/f && echo x >stuck/f && chown $2 stuck/f stuck/made/f
+install -d -o $2 stuck/made && install -d -o $2 -m 700 stuck/closed && echo x >stuck/made/f && echo x >stuck/f && chown $2 stuck/f stuck/made/f
 touch -d '3 days ago' stuck easy`
 	cmd := exec.Command("sh", "-ec", script, "sh", fmt.Sprint(sidecar), fmt.Sprint(session))
 	cmd.Dir = dir
@@ -224,6 +224,11 @@ touch -d '3 days ago' stuck easy`
 	r, err := New(dir, "", session, 0)
 	if err != nil {
 		t.Fatal(err)
+	}
+	var infos []Info
+	as(t, sidecar, func() { infos, err = r.List() })
+	if err != nil || len(infos) != 2 || infos[0].Unread != 0 || infos[1].Unread != 1 || infos[1].Error != "" {
+		t.Errorf("%+v, %v", infos, err)
 	}
 	var pruned []Info
 	as(t, sidecar, func() { pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false) })
