@@ -56,6 +56,7 @@ var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // Options configure an Engine.
 type Options struct {
+	Instance string // of the sidecar, for LabelInstance
 	Host     string // unix:// or tcp:// address of a running engine; empty starts podman
 	Runtime  string // runc, crun, runsc, kata, or empty for the engine's default
 	Agent    string // the session agent in the sidecar's own file system
