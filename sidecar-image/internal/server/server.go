@@ -43,6 +43,8 @@ const (
 	bodyOnTrust = 2 << 20
 )
 
+var errBusy = errors.New("the sidecar is busy with large requests; try again")
+
 // Server serves the sidecar.
 type Server struct {
 	Auth    *identity.Authenticator
@@ -167,6 +169,9 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		if errors.As(err, &tooLong) {
 			status, reason = http.StatusRequestEntityTooLarge, "too_large"
 			err = fmt.Errorf("the request body is larger than %d bytes", s.MaxBody)
+		} else if errors.Is(err, errBusy) {
+			status, reason = http.StatusServiceUnavailable, "busy"
+			w.Header().Set("Retry-After", "1")
 		}
 		s.deny(w, r, status, reason, err)
 		return
@@ -231,8 +236,10 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), e
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
 	if weight > 0 && s.bodies.Acquire(ctx, weight) != nil {
-		return nil, nil, errors.New("the sidecar is busy with large requests; try again")
+		return nil, nil, errBusy
 	}
+	// Its time begins again: it may have waited for room.
+	_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
 	// Room for what was announced, but no more than a little of it on trust.
 	buf := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), bodyOnTrust)+bytes.MinRead))
 	_, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, s.MaxBody))
