@@ -24,16 +24,16 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-	"golang.org/x/sync/semaphore"
 )
 
 const (
 	sessionHeader = "Mcp-Session-Id"
 	bodyTimeout   = time.Minute
-	// bodiesInFlight bounds the request bodies held at once, in bytes. Small
-	// ones don't count: they never wait for large ones that are slow to come.
-	bodiesInFlight = 128 << 20
-	smallBody      = 64 << 10
+	// The request bodies held at once are bounded, in bytes. Small ones have a
+	// room of their own: they never wait for large ones that are slow to come.
+	largeInFlight = 128 << 20
+	smallInFlight = 64 << 20
+	smallBody     = 64 << 10
 	// peekMax bounds the bodies that are looked into for a request id, in bytes,
 	// their long strings not counted: a call above it cannot be cancelled by
 	// notification, only by hanging up.
@@ -43,7 +43,7 @@ const (
 	bodyOnTrust = 2 << 20
 )
 
-var errBusy = errors.New("the sidecar is busy with large requests; try again")
+var errBusy = errors.New("the sidecar holds all the request bodies that it has room for; try again")
 
 // Server serves the sidecar.
 type Server struct {
@@ -55,7 +55,8 @@ type Server struct {
 	Version string
 	Log     *slog.Logger
 
-	bodies   *semaphore.Weighted
+	large    *room
+	small    *room
 	stream   http.Handler
 	plain    http.Handler
 	draining atomic.Bool
@@ -84,7 +85,7 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, bodyTimeout)
-	s.bodies = semaphore.NewWeighted(max(bodiesInFlight, s.MaxBody))
+	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -102,7 +103,9 @@ func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.Le
 // HTTP returns the http.Server with the limits that keep slow and large
 // clients from costing more than their share.
 func (s *Server) HTTP() *http.Server {
-	return &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+	h := s.Handler()
+	// ReadTimeout is for the bodies that nobody wants; the others have their own.
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -162,7 +165,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only POST and DELETE are served here", http.StatusMethodNotAllowed)
 		return
 	}
-	body, release, err := s.body(w, r)
+	body, release, err := s.body(w, r, who.Principal)
 	if err != nil {
 		var tooLong *http.MaxBytesError
 		status, reason := http.StatusBadRequest, "body"
@@ -198,10 +201,10 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	}
 	done := make(chan struct{})
 	defer close(done)
-	gone := make(chan struct{})
+	gone, left := make(chan struct{}), r.Context().Done()
 	go func() {
 		select {
-		case <-r.Context().Done():
+		case <-left:
 			close(gone)
 		case <-cancelled:
 			close(gone)
@@ -220,44 +223,65 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 
 // body reads the request's body within its bounds in size, time and in the sum
 // of all that are held.
-func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), error) {
-	weight := r.ContentLength
-	if weight > s.MaxBody {
+func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, release func(), err error) {
+	if r.ContentLength > s.MaxBody {
 		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
 	}
-	switch {
-	case weight < 0:
-		weight = s.MaxBody
-	case weight <= smallBody:
-		weight = 0
-	}
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
-	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
-	defer cancel()
-	if weight > 0 && s.bodies.Acquire(ctx, weight) != nil {
-		return nil, nil, errBusy
+	var held *place
+	move := func(to *room, weight int64) error {
+		ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+		defer cancel()
+		p, err := to.take(ctx, principal, weight)
+		if err != nil {
+			return errBusy
+		}
+		if held != nil {
+			held.keep(0)
+		}
+		held = p
+		// The body's time begins again: it may have waited.
+		_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
+		return nil
 	}
-	// Its time begins again: it may have waited for room.
-	_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
+	defer func() {
+		if err != nil && held != nil {
+			held.keep(0)
+		}
+	}()
+	switch n := r.ContentLength; {
+	case n > smallBody:
+		err = move(s.large, n)
+	case n >= 0:
+		err = move(s.small, max(n, 1))
+	default: // not announced, and small until it shows that it is not
+		err = move(s.small, smallBody)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
 	// Room for what was announced, but no more than a little of it on trust.
 	buf := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), bodyOnTrust)+bytes.MinRead))
-	_, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, s.MaxBody))
-	body := buf.Bytes()
-	if err != nil {
-		s.bodies.Release(weight)
-		var tooLong *http.MaxBytesError
-		if errors.As(err, &tooLong) {
-			return nil, nil, err
+	src := http.MaxBytesReader(w, r.Body, s.MaxBody)
+	if r.ContentLength < 0 {
+		if _, err = io.CopyN(buf, src, smallBody+1); err == nil {
+			if err = move(s.large, s.MaxBody); err != nil {
+				return nil, nil, err
+			}
 		}
+	}
+	if err == nil {
+		_, err = buf.ReadFrom(src)
+	}
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return nil, nil, err
+	}
+	if err != nil && err != io.EOF { // CopyN's word for a body that is small
 		return nil, nil, errors.New("the request body did not arrive whole")
 	}
 	_ = rc.SetReadDeadline(time.Time{})
-	if spare := weight - int64(len(body)); spare > 0 {
-		s.bodies.Release(spare)
-		weight -= spare
-	}
-	return body, func() { s.bodies.Release(weight) }, nil
+	held.keep(int64(buf.Len()))
+	return buf.Bytes(), func() { held.keep(0) }, nil
 }
 
 func accepts(h http.Header, want string) bool {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,14 +19,19 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 )
 
-const secret = "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"
+// Two principals, and nobody.
+const (
+	main  = "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"
+	other = "llllllllllllllllllllllllllllllll"
+	wrong = "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm"
+)
 
 const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 
 // serve starts a server that has no engine behind it.
 func serve(t *testing.T, timeout time.Duration) (*Server, *httptest.Server) {
 	t.Helper()
-	auth, err := identity.New(t.Context(), identity.Options{Tokens: []identity.Token{{Name: "main", Secret: secret}}})
+	auth, err := identity.New(t.Context(), identity.Options{Tokens: []identity.Token{{Name: "main", Secret: main}, {Name: "other", Secret: other}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +47,7 @@ func serve(t *testing.T, timeout time.Duration) (*Server, *httptest.Server) {
 
 // post sends the head of a request, and what there is of its body. A length
 // below zero is not announced.
-func post(t *testing.T, srv *httptest.Server, length int64, body string) net.Conn {
+func post(t *testing.T, srv *httptest.Server, token string, length int64, body string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
 	if err != nil {
@@ -52,7 +58,7 @@ func post(t *testing.T, srv *httptest.Server, length int64, body string) net.Con
 	if length < 0 {
 		framing, body = "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", len(body), body)
 	}
-	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n%s\r\n\r\n%s", conn.RemoteAddr(), secret, framing, body)
+	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n%s\r\n\r\n%s", conn.RemoteAddr(), token, framing, body)
 	return conn
 }
 
@@ -82,20 +88,20 @@ func TestSlowBodies(t *testing.T) {
 	s, srv := serve(t, timeout)
 	began := time.Now()
 	var slow []net.Conn
-	for range 2 * bodiesInFlight / s.MaxBody {
-		slow = append(slow, post(t, srv, s.MaxBody, "{"))
+	for range largeInFlight / s.MaxBody {
+		slow = append(slow, post(t, srv, main, s.MaxBody, "{"), post(t, srv, other, s.MaxBody, "{"))
 	}
-	for s.bodies.TryAcquire(1) { // until they hold it all
-		s.bodies.Release(1)
+	for s.large.all.TryAcquire(1) { // until they hold it all
+		s.large.all.Release(1)
 		if time.Since(began) > timeout {
 			t.Fatal("the large bodies are not accounted for")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if resp, text := answer(t, post(t, srv, int64(len(ping)), ping), timeout); resp.StatusCode != http.StatusOK || !strings.Contains(text, `"result":{}`) {
+	if resp, text := answer(t, post(t, srv, main, int64(len(ping)), ping), timeout); resp.StatusCode != http.StatusOK || !strings.Contains(text, `"result":{}`) {
 		t.Errorf("a small request among them: %s %s", resp.Status, text)
 	}
-	if s.bodies.TryAcquire(1) {
+	if s.large.all.TryAcquire(1) {
 		t.Error("it was answered only when the slow ones had gone")
 	}
 	ended := map[int]int{}
@@ -104,12 +110,45 @@ func TestSlowBodies(t *testing.T) {
 		ended[resp.StatusCode]++
 	}
 	// One that waited may have had its turn as the first ones went.
-	if ended[http.StatusBadRequest] < bodiesInFlight/int(s.MaxBody) || ended[http.StatusBadRequest]+ended[http.StatusServiceUnavailable] != len(slow) {
+	if ended[http.StatusBadRequest] < largeInFlight/int(s.MaxBody) || ended[http.StatusBadRequest]+ended[http.StatusServiceUnavailable] != len(slow) {
 		t.Errorf("the slow ones were answered %v", ended)
 	}
-	if !s.bodies.TryAcquire(bodiesInFlight) {
-		t.Error("room for bodies is lost")
+	empty(t, s.large, s.small)
+}
+
+// empty fails when a room that nobody needs any more does not become all free.
+func empty(t *testing.T, rooms ...*room) {
+	t.Helper()
+	for _, r := range rooms {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := r.all.Acquire(ctx, r.size); err != nil {
+			t.Fatal("room for bodies is lost")
+		}
+		r.all.Release(r.size)
+		for {
+			r.mu.Lock()
+			n := len(r.shares)
+			r.mu.Unlock()
+			if n == 0 {
+				break
+			}
+			if ctx.Err() != nil {
+				t.Fatal("shares are kept of principals that have gone")
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}
+}
+
+// fill takes a principal's share, and returns what frees it.
+func fill(t *testing.T, r *room, principal string) func() {
+	t.Helper()
+	p, err := r.take(t.Context(), principal, r.size/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { p.keep(0) }
 }
 
 // One that waits for room in vain is told to come again, and one that gets it
@@ -118,21 +157,85 @@ func TestNoRoom(t *testing.T) {
 	const timeout = time.Second
 	s, srv := serve(t, timeout)
 	body := ping + strings.Repeat(" ", 2*smallBody)
-	if !s.bodies.TryAcquire(bodiesInFlight) {
-		t.Fatal("there is no room at the start")
-	}
-	resp, text := answer(t, post(t, srv, int64(len(body)), body), 3*timeout)
-	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" || !strings.Contains(text, "busy") {
+	free := fill(t, s.large, "main")
+	resp, text := answer(t, post(t, srv, main, int64(len(body)), body), 3*timeout)
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" || !strings.Contains(text, "try again") {
 		t.Errorf("waited in vain: %s %v %s", resp.Status, resp.Header, text)
 	}
 
 	began := time.Now()
-	conn := post(t, srv, int64(len(body)), body[:1])
+	conn := post(t, srv, main, int64(len(body)), body[:1])
 	time.Sleep(timeout * 7 / 10)
-	s.bodies.Release(bodiesInFlight)
+	free()
 	time.Sleep(time.Until(began.Add(timeout * 14 / 10)))
 	fmt.Fprint(conn, body[1:])
 	if resp, text := answer(t, conn, 3*timeout); resp.StatusCode != http.StatusOK {
 		t.Errorf("waited, then took its time: %s %s", resp.Status, text)
+	}
+	empty(t, s.large, s.small)
+}
+
+// Who waits for what: small bodies, announced or not, for small ones; large ones
+// for large ones; one principal's for no more than half of the room.
+func TestRooms(t *testing.T) {
+	const timeout = time.Second
+	large := ping + strings.Repeat(" ", smallBody)
+	for _, tc := range []struct {
+		name      string
+		fill      []string // whose shares are taken: of the large, and after a dash of the small
+		token     string
+		body      string
+		announced bool
+		want      int
+	}{
+		{"small, large taken", []string{"main", "other"}, main, ping, true, 200},
+		{"small in chunks, large taken", []string{"main", "other"}, main, ping, false, 200},
+		{"large in chunks, large taken", []string{"main", "other"}, main, large, false, 503},
+		{"large in chunks", nil, main, large, false, 200},
+		{"large, the other's share taken", []string{"other"}, main, large, true, 200},
+		{"large, its own share taken", []string{"main"}, main, large, true, 503},
+		{"small, small taken", []string{"-main", "-other"}, main, ping, true, 503},
+		{"small in chunks, small taken", []string{"-main", "-other"}, main, ping, false, 503},
+		{"small, the other's share taken", []string{"-other"}, main, ping, true, 200},
+		{"large, small taken", []string{"-main", "-other"}, other, large, true, 200},
+		{"nothing", nil, main, "", true, 400},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s, srv := serve(t, timeout)
+			for _, who := range tc.fill {
+				if small, ok := strings.CutPrefix(who, "-"); ok {
+					defer fill(t, s.small, small)()
+				} else {
+					defer fill(t, s.large, who)()
+				}
+			}
+			length, body := int64(len(tc.body)), tc.body
+			if !tc.announced {
+				length = -1
+			}
+			conn := post(t, srv, tc.token, length, body)
+			if !tc.announced {
+				fmt.Fprint(conn, "0\r\n\r\n")
+			}
+			if resp, text := answer(t, conn, 5*timeout); resp.StatusCode != tc.want {
+				t.Errorf("answered %s: %s", resp.Status, text)
+			}
+		})
+	}
+}
+
+// What is not read keeps no connection: nobody waits for the end of the body of
+// one that has no token.
+func TestUnwantedBody(t *testing.T) {
+	const timeout = time.Second
+	_, srv := serve(t, timeout)
+	conn := post(t, srv, wrong, -1, "{")
+	if resp, _ := answer(t, conn, timeout/2); resp.StatusCode != http.StatusUnauthorized {
+		t.Error(resp.Status)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(3 * timeout))
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("it is not closed: %v", err)
 	}
 }
