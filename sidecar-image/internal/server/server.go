@@ -28,7 +28,10 @@ import (
 
 const (
 	sessionHeader = "Mcp-Session-Id"
-	bodyTimeout   = time.Minute
+	// transferTimeout is what a body has to arrive, and a piece of an answer to
+	// be taken.
+	transferTimeout = time.Minute
+	answerPiece     = 1 << 20 // bytes
 	// The request bodies held at once are bounded, in bytes. Small ones have a
 	// room of their own: they never wait for large ones that are slow to come.
 	largeInFlight = 128 << 20
@@ -60,7 +63,7 @@ type Server struct {
 	stream   http.Handler
 	plain    http.Handler
 	draining atomic.Bool
-	timeout  time.Duration // for a body to arrive; bodyTimeout when 0
+	timeout  time.Duration // transferTimeout when 0
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
@@ -84,7 +87,7 @@ func (s *Server) Handler() http.Handler {
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
 	}
 	s.stream, s.plain = handler(false), handler(true)
-	s.timeout = cmp.Or(s.timeout, bodyTimeout)
+	s.timeout = cmp.Or(s.timeout, transferTimeout)
 	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
@@ -104,8 +107,9 @@ func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.Le
 // clients from costing more than their share.
 func (s *Server) HTTP() *http.Server {
 	h := s.Handler()
-	// ReadTimeout is for the bodies that nobody wants; the others have their own.
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+	// For the bodies that nobody wants, and for the answers of other paths than
+	// /mcp, which renews both as it waits and works.
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -145,6 +149,7 @@ func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason
 }
 
 func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
+	w = &answerWriter{w, http.NewResponseController(w), s.timeout}
 	who, err := s.Auth.Authenticate(r.Header)
 	if err != nil {
 		reason := "identity"
@@ -195,6 +200,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		// from those of others; never a sign of who they are.
 		w.Header().Set(sessionHeader, rand.Text())
 	case msg.Method == "tools/call" && len(msg.ID) > 0:
+		req.Release = release
 		defer s.track(key(msg.ID), cancelled)()
 	case msg.Method == "notifications/cancelled" && len(msg.Params.RequestID) > 0:
 		s.cancel(key(msg.Params.RequestID))
@@ -242,6 +248,7 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) 
 		held = p
 		// The body's time begins again: it may have waited.
 		_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
+		_ = rc.SetWriteDeadline(time.Now().Add(s.timeout)) // for "100 Continue"
 		return nil
 	}
 	defer func() {
@@ -281,7 +288,41 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) 
 	}
 	_ = rc.SetReadDeadline(time.Time{})
 	held.keep(int64(buf.Len()))
-	return buf.Bytes(), func() { held.keep(0) }, nil
+	return buf.Bytes(), sync.OnceFunc(func() { held.keep(0) }), nil
+}
+
+// answerWriter gives each piece of an answer its time: a client that takes
+// none keeps no memory.
+type answerWriter struct {
+	http.ResponseWriter
+	rc      *http.ResponseController
+	timeout time.Duration
+}
+
+// Unwrap is for http.ResponseController.
+func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *answerWriter) renew() { _ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout)) }
+
+func (w *answerWriter) WriteHeader(status int) {
+	w.renew()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// FlushError is for http.ResponseController.
+func (w *answerWriter) FlushError() error {
+	w.renew()
+	return w.rc.Flush()
+}
+
+func (w *answerWriter) Write(p []byte) (done int, err error) {
+	for {
+		w.renew()
+		n, err := w.ResponseWriter.Write(p[done:min(done+answerPiece, len(p))])
+		if done += n; err != nil || done == len(p) {
+			return done, err
+		}
+	}
 }
 
 func accepts(h http.Header, want string) bool {

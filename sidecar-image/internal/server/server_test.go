@@ -16,7 +16,9 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tracing"
 )
 
 // Two principals, and nobody.
@@ -238,4 +240,90 @@ func TestUnwantedBody(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("it is not closed: %v", err)
 	}
+}
+
+// A client that sends requests and takes no answers is left alone after a while.
+func TestUntakenAnswers(t *testing.T) {
+	const timeout = time.Second
+	_, srv := serve(t, timeout)
+	// A request's id comes back in its answer.
+	body := `{"jsonrpc":"2.0","method":"ping","id":"` + strings.Repeat("i", 15<<10) + `"}`
+	conn := post(t, srv, main, int64(len(body)), body)
+	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+	for began := time.Now(); ; {
+		_ = conn.SetWriteDeadline(began.Add(20 * timeout))
+		_, err := fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", conn.RemoteAddr(), main, len(body), body)
+		if ne, ok := err.(net.Error); ok && ne.Timeout() {
+			t.Fatal("its connection, and its answer, are kept")
+		} else if err != nil {
+			return // closed
+		}
+	}
+}
+
+// A client that takes its answers slowly, but takes them, gets them whole; and
+// one whose call is long is answered after it.
+func TestSlowAnswers(t *testing.T) {
+	const timeout = 500 * time.Millisecond
+	s := &Server{timeout: timeout}
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w = &answerWriter{w, http.NewResponseController(w), s.timeout}
+		time.Sleep(2 * timeout)
+		if n, err := w.Write(make([]byte, 32<<20)); n != 32<<20 || err != nil {
+			t.Errorf("wrote %d: %v", n, err)
+		}
+	}))
+	srv.Config.WriteTimeout = timeout
+	srv.Start()
+	defer srv.Close()
+	resp, err := srv.Client().Get(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got := int64(0)
+	for err == nil {
+		var n int64
+		n, err = io.CopyN(io.Discard, resp.Body, 2<<20)
+		got += n
+		time.Sleep(timeout / 5) // sixteen times: more than three timeouts
+	}
+	if err != io.EOF || got != 32<<20 {
+		t.Errorf("%d bytes came: %v", got, err)
+	}
+}
+
+// watched is a response that looks around when it is written.
+type watched struct {
+	*httptest.ResponseRecorder
+	look func()
+}
+
+func (w watched) Write(p []byte) (int, error) { w.look(); return w.ResponseRecorder.Write(p) }
+
+// A call's body has left its room when the answer begins.
+func TestRelease(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Tools.Sessions, s.Tools.Tracing = &session.Manager{}, tracing.Off()
+	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_write","arguments":{"session_id":"sbx-1","path":"p","content":"` + strings.Repeat("x", 1<<20) + `"}}}`
+	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+		r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/mcp", strings.NewReader(body))
+		r.Header.Set("Authorization", "Bearer "+main)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", accept)
+		looked := 0
+		w := watched{httptest.NewRecorder(), func() {
+			looked++
+			if !s.large.all.TryAcquire(s.large.size) {
+				t.Error("the body's room is taken while its answer is written")
+				return
+			}
+			s.large.all.Release(s.large.size)
+		}}
+		srv.Config.Handler.ServeHTTP(w, r)
+		if text := w.Body.String(); looked == 0 || !strings.Contains(text, "there is no such session") {
+			t.Errorf("answered %d %s", w.Code, text)
+		}
+	}
+	empty(t, s.large, s.small)
 }
