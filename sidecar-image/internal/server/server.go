@@ -124,7 +124,8 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.Lock()
 	defer s.ready.Unlock()
 	if time.Since(s.ready.at) > readyTTL { // nobody with a token stands behind this: one ping a second
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		// Nor does one who hangs up decide what the next is told.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second)
 		s.ready.err = s.Ping(ctx)
 		cancel()
 		s.ready.at = time.Now()

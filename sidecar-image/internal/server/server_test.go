@@ -327,3 +327,21 @@ func TestRelease(t *testing.T) {
 	}
 	empty(t, s.large, s.small)
 }
+
+// The answer of an engine that is well is not spoilt by one who asks and hangs up.
+func TestReadyAfterHangup(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Ping = func(ctx context.Context) error { return ctx.Err() }
+	for _, gone := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if gone {
+			cancel()
+		}
+		w := httptest.NewRecorder()
+		srv.Config.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil).WithContext(ctx))
+		if w.Code != http.StatusOK {
+			t.Errorf("answered %d: %s", w.Code, w.Body)
+		}
+	}
+}
