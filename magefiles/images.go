@@ -34,7 +34,7 @@ func Dist(ctx context.Context) error {
 // Images holds the targets of single images.
 type Images mg.Namespace
 
-// Build builds one image, or the whole family, into dist/oci, in the place of what was there.
+// Build builds one image, or the whole family, into dist/oci; images of the same commit that are there stay.
 func (Images) Build(ctx context.Context, name *string) error {
 	o := options()
 	if name != nil {

@@ -4,10 +4,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/magefile/mage/sh"
+	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
@@ -17,7 +17,7 @@ func Test(ctx context.Context) error {
 	if err := host.Need(ctx, os.Stderr, host.Tests...); err != nil {
 		return err
 	}
-	return sh.RunV("go", "test", "-timeout=30m", "./...")
+	return goCommand(ctx, "test", "-timeout=30m", "./...")
 }
 
 // Lint runs go vet, staticcheck and, where there are workflows, actionlint.
@@ -28,7 +28,7 @@ func Lint(ctx context.Context) error {
 		{"tool", "-modfile=tools/lint/go.mod", "staticcheck", "./..."},
 		{"tool", "-modfile=tools/lint/go.mod", "staticcheck", "-tags=mage", "./magefiles"},
 	} {
-		if err := sh.RunV("go", args...); err != nil {
+		if err := goCommand(ctx, args...); err != nil {
 			return err
 		}
 	}
@@ -36,5 +36,14 @@ func Lint(ctx context.Context) error {
 	if err != nil || len(workflows) == 0 {
 		return err
 	}
-	return sh.RunV("go", append([]string{"tool", "-modfile=tools/lint/go.mod", "actionlint"}, workflows...)...)
+	return goCommand(ctx, append([]string{"tool", "-modfile=tools/lint/go.mod", "actionlint"}, workflows...)...)
+}
+
+func goCommand(ctx context.Context, args ...string) error {
+	cmd := host.Command(ctx, "go", args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
 }

@@ -4,12 +4,14 @@
 package smoke
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -278,6 +280,9 @@ func (s *Suite) check(fixtures fs.FS) error {
 				return fail("no profile is called %q; there are %s", p, strings.Join(slices.Sorted(maps.Keys(s.Profiles)), ", "))
 			}
 		}
+		if err := s.checkOutside(&c); err != nil {
+			return fail("%w", err)
+		}
 		names := []string{c.Fixture}
 		for _, p := range c.Phases {
 			names = append(names, p.Fixture)
@@ -293,3 +298,41 @@ func (s *Suite) check(fixtures fs.FS) error {
 	}
 	return nil
 }
+
+// checkOutside demands that a step outside asks a service, at ports that are
+// published.
+func (s *Suite) checkOutside(c *Case) error {
+	for _, p := range c.phases() {
+		if slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Outside }) {
+			return errors.New("only a step of a service can be outside: another container has ended before it")
+		}
+		if p.Service == nil {
+			continue
+		}
+		for _, step := range append(p.Service.Steps[:len(p.Service.Steps):len(p.Service.Steps)], p.Service.Ready) {
+			if !step.Outside {
+				continue
+			}
+			profiles := c.Profiles
+			if len(profiles) == 0 {
+				profiles = []string{""}
+			}
+			for _, profile := range profiles {
+				ports := s.Profiles[profile].Container.over(c.Container).over(p.Container).Ports
+				if len(ports) == 0 {
+					return errors.New("a step is outside, and the container publishes no ports: add `ports: [N]`")
+				}
+				for _, arg := range step.Probe {
+					for _, m := range published.FindAllStringSubmatch(arg, -1) {
+						if port, _ := strconv.Atoi(m[1]); !slices.Contains(ports, port) {
+							return fmt.Errorf("${%s} is none of the ports that the container publishes: %v", m[1], ports)
+						}
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+var published = regexp.MustCompile(`\$\{([^}]*)\}`)

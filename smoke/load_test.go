@@ -1,10 +1,15 @@
 package smoke
 
 import (
+	"context"
+	"errors"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/images"
 )
@@ -62,6 +67,9 @@ func TestLoadErrors(t *testing.T) {
 		{"a field of a phase", head + "    phases:\n      - name: p\n        step: [{run: 'true'}]\n", []string{"cases/x.yaml:6", "case one phases 0", "step"}},
 		{"a field of a profile", "profiles:\n  odd:\n    container: {readonly: sometimes}\n", []string{"cases/x.yaml:3", "profiles odd container readonly", "want boolean"}},
 		{"a field beside the cases", "case: []\n", []string{"cases/x.yaml:1", "'case'"}},
+		{"outside of no service", head + "    steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]\n", []string{"cases/x.yaml: case one", "only a step of a service"}},
+		{"outside without ports", head + "    phases:\n      - name: p\n        service: {ready: {probe: [uid]}, stop_within: 3s, steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]}\n", []string{"cases/x.yaml: case one", "ports: [N]"}},
+		{"outside at another port", head + "    container: {ports: [8080]}\n    phases:\n      - name: p\n        service: {ready: {probe: [uid]}, stop_within: 3s, steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]}\n", []string{"cases/x.yaml: case one", "${80}", "[8080]"}},
 		{"no YAML", "cases: [", []string{"cases/x.yaml", "line 1"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -78,6 +86,21 @@ func TestLoadErrors(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A probe that the context ended has no exit code that a case could want.
+func TestOutsideEndsWithItsContext(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "probe"), []byte("#!/bin/sh\nexec sleep 60\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	late := errors.New("the phase took more than that")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, late)
+	defer cancel()
+	r := &runner{probes: map[string]string{runtime.GOARCH: dir}}
+	if out, err := r.outside(ctx, nil, []string{"probe", "http"}); !errors.Is(err, late) {
+		t.Errorf("%+v, %v", out, err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -275,7 +274,7 @@ func (r *runner) compileProbes(ctx context.Context, tasks []*task) error {
 			continue
 		}
 		dir := filepath.Join(r.cache, "smoke", "probe", arch)
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, "probe"), "./smoke/probe")
+		cmd := host.Command(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, "probe"), "./smoke/probe")
 		cmd.Dir = r.Root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -384,6 +384,9 @@ func (r *runner) outside(ctx context.Context, run engine.Running, argv []string)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx) // and no exit code
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return nil, fmt.Errorf("running the probe on this machine: %w", err)

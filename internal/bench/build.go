@@ -2,17 +2,16 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/moby/buildkit/client"
@@ -44,9 +43,9 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
+	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
 	checkout := filepath.Join(dir, "checkout")
-	if out, err := exec.CommandContext(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
+	if out, err := host.Command(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 	}
 	b := bench{checkout: checkout, dir: dir, getenv: getenv, log: log}
@@ -189,7 +188,7 @@ func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Dura
 // command has nothing in its caches and no buildkitd was compiled yet.
 func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	at := func(name string) string { return filepath.Join(b.dir, "fresh", name) }
-	if out, err := exec.CommandContext(ctx, "git", "clone", "-q", b.checkout, at("checkout")).CombinedOutput(); err != nil {
+	if out, err := host.Command(ctx, "git", "clone", "-q", b.checkout, at("checkout")).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 	}
 	env := map[string]string{"GOCACHE": at("go-build"), "GOMODCACHE": at("go-mod"), "GOFLAGS": b.getenv("GOFLAGS") + " -modcacherw", "MAGEFILE_CACHE": at("mage"),
@@ -203,14 +202,12 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	outer := ctx
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	cmd := exec.CommandContext(ctx, "go", "run", "mage.go", "images:build", "loomcycle")
+	cmd := host.Command(ctx, "go", "run", "mage.go", "images:build", "loomcycle")
 	cmd.Dir, cmd.Env = at("checkout"), os.Environ()
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	// The whole group: the go command does not pass a signal on.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = 0 // it has a builder to leave
 	out, in := io.Pipe()
 	cmd.Stdout, cmd.Stderr = in, in
 	start := time.Now()
@@ -230,7 +227,12 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	_, _ = io.Copy(io.Discard, out) // until it has ended
 	d, err := buildkit.NewDaemon(buildkit.Options{Getenv: getenv, Log: b.log, Root: at("checkout"), CacheDir: at("cache")})
 	if err == nil {
-		err = errors.Join(d.Down(context.WithoutCancel(ctx)), host.Discard(outer, at("")))
+		if outer.Err() != nil { // the state goes with the folder
+			err = d.Down(context.WithoutCancel(ctx))
+		} else {
+			err = d.Remove(outer)
+		}
+		err = errors.Join(err, buildkit.Discard(outer, at("")))
 	}
 	if took == 0 {
 		err = errors.Join(errors.New("a fresh checkout did not come as far as BuildKit"), lines.Err(), err)
@@ -244,7 +246,7 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 func (b *bench) packages(ctx context.Context) (time.Duration, error) {
 	c := *b
 	c.checkout = filepath.Join(b.dir, "packages-checkout")
-	if out, err := exec.CommandContext(ctx, "git", "clone", "-q", b.checkout, c.checkout).CombinedOutput(); err != nil {
+	if out, err := host.Command(ctx, "git", "clone", "-q", b.checkout, c.checkout).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 	}
 	file := filepath.Join(c.checkout, "toolbox", "image.yaml")
@@ -278,7 +280,11 @@ func (b *bench) change() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(file, []byte(strings.Replace(string(text), "const usage = `loomcycle", "const usage = `loomcycle+", 1)), 0o644)
+	const before = "const usage = `loomcycle"
+	if !bytes.Contains(text, []byte(before)) {
+		return fmt.Errorf("%s has no %q to change", file, before)
+	}
+	return os.WriteFile(file, bytes.Replace(text, []byte(before), []byte(before+"+"), 1), 0o644)
 }
 
 // goBuild is the time that compiling the changed runtime takes by itself.
@@ -286,7 +292,7 @@ func (b *bench) goBuild(ctx context.Context) (time.Duration, error) {
 	var total time.Duration
 	for _, arch := range lock.Arches() {
 		build := func() error {
-			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, "loomcycle"), "./runtime/cmd/loomcycle")
+			cmd := host.Command(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, "loomcycle"), "./runtime/cmd/loomcycle")
 			cmd.Dir = b.checkout
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 			if out, err := cmd.CombinedOutput(); err != nil {
@@ -341,7 +347,9 @@ func (b *bench) dockerfile(ctx context.Context, p *private) (base, install time.
 	args := append([]string{"--architectures=arm64", "--variant=minbase", "--keyring=" + keys,
 		`--aptopt=APT::Sandbox::User "root"`, // the keys lie in a folder that is this user's alone
 		"trixie", filepath.Join(folder, "base.tar")}, sources...)
-	if out, err := exec.CommandContext(ctx, "mmdebstrap", args...).CombinedOutput(); err != nil {
+	debstrap := host.Command(ctx, "mmdebstrap", args...)
+	debstrap.Env = append(os.Environ(), "TMPDIR="+folder)
+	if out, err := debstrap.CombinedOutput(); err != nil {
 		return 0, 0, fmt.Errorf("mmdebstrap: %w\n%s", err, out)
 	}
 	base = time.Since(start)
@@ -377,8 +385,7 @@ func (b *bench) dockerfile(ctx context.Context, p *private) (base, install time.
 	if err != nil {
 		return 0, 0, err
 	}
-	delete(export.Attrs, "containerimage.config") // the frontend makes it
-	export.Attrs["compression"] = "gzip"          // BuildKit's own
+	export.Attrs["compression"] = "gzip" // BuildKit's own
 	start = time.Now()
 	_, err = p.Solve(ctx, buildkit.Job{Name: "dockerfile", Platform: "linux/arm64", Opt: client.SolveOpt{
 		Frontend:      "dockerfile.v0",

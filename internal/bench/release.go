@@ -3,22 +3,23 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/build"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/supplychain"
 )
 
 // Release builds the family twice, as 1.0.0 and, with another runtime, as
 // 1.0.1, and has the supply-chain program time their releases to a registry on
 // loopback. With a warm BuildKit it takes a few minutes.
-func Release(ctx context.Context, root string, getenv func(string) string, log io.Writer) (string, error) {
+func Release(ctx context.Context, root string, getenv func(string) string, log io.Writer) (text string, err error) {
 	cache, err := buildkit.CacheDir(getenv)
 	if err != nil {
 		return "", err
@@ -31,10 +32,10 @@ func Release(ctx context.Context, root string, getenv func(string) string, log i
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
 	b := bench{checkout: filepath.Join(dir, "checkout"), dir: dir, getenv: getenv, log: log}
 	git := func(args ...string) error {
-		if out, err := exec.CommandContext(ctx, "git", args...).CombinedOutput(); err != nil {
+		if out, err := host.Command(ctx, "git", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("git %s: %w\n%s", strings.Join(args, " "), err, out)
 		}
 		return nil

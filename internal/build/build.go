@@ -70,7 +70,7 @@ type builder struct {
 
 // Run builds into the dist folder, which is replaced in one step when
 // everything is there, and not touched otherwise.
-func Run(ctx context.Context, o Options) (*dist.Release, error) {
+func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 	b, err := load(ctx, o)
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func Run(ctx context.Context, o Options) (*dist.Release, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer stage.Discard()
+	defer func() { err = errors.Join(err, stage.Discard()) }()
 	variants, err := b.solve(ctx, stage)
 	if err != nil {
 		return nil, err
@@ -334,11 +334,12 @@ func (b *builder) publish(stage *dist.Staging, variants []variant) (*dist.Releas
 	release := &dist.Release{
 		SchemaVersion: 1,
 		Version:       b.build.Version,
-		Source:        dist.Source{Repository: b.family.Source, Commit: b.state.Commit, Loomcycle: b.runtime.label},
-		Epoch:         b.build.Created.Unix(),
-		LockDigest:    b.locked,
-		Compression:   b.compress.Compression,
-		Compressor:    b.compress.Version,
+		Source: dist.Source{Repository: b.family.Source, Commit: b.state.Commit, Loomcycle: b.runtime.label,
+			LoomcyclePackage: b.runtime.asked.pkg, LoomcycleLDFlags: b.runtime.asked.ldflags},
+		Epoch:       b.build.Created.Unix(),
+		LockDigest:  b.locked,
+		Compression: b.compress.Compression,
+		Compressor:  b.compress.Version,
 	}
 	indexes := map[string]ocispec.Descriptor{}
 	for _, name := range b.Images {

@@ -21,6 +21,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 const repo = "../.."
@@ -235,7 +236,26 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 		}
 		return r
 	}
-	want := build("one daemon", one, map[string]string{"DEBIAN_MIRROR": whole})
+	var want *dist.Release
+	again := options(t, one, with(map[string]string{"DEBIAN_MIRROR": whole}))
+	for i, compressed := range []bool{true, false} { // the second time into a dist that has it all
+		var log syncbuf.Buffer
+		again.Log = &log
+		r, err := Run(t.Context(), again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := dist.Check(again.Dist); err != nil {
+			t.Errorf("build %d: %v", i+1, err)
+		}
+		if strings.Contains(log.String(), "build: compressed ") != compressed {
+			t.Errorf("build %d: layers were compressed: %v\n%s", i+1, !compressed, log.String())
+		}
+		if want != nil && r.Images[0].IndexDigest != want.Images[0].IndexDigest {
+			t.Errorf("built again, the index is %s, not %s", r.Images[0].IndexDigest, want.Images[0].IndexDigest)
+		}
+		want = r
+	}
 
 	hosts := map[string]string{"BUILDKIT_HOST_AMD64": one.ForPlatform("linux/amd64").Address, "BUILDKIT_HOST_ARM64": two.ForPlatform("linux/arm64").Address}
 	split, err := buildkit.Connect(t.Context(), buildkit.Options{Getenv: getenv(hosts), Log: t.Output(), CacheDir: t.TempDir(), Root: repo})
@@ -420,5 +440,20 @@ func TestBadSources(t *testing.T) {
 	}
 	if checkBinary(host, "amd64") == nil && checkBinary(host, "arm64") == nil {
 		t.Error("one binary passes for both architectures")
+	}
+}
+
+// What decides about the runtime's bytes besides its source is in release.json.
+func TestOptionsOfTheRuntimeAreRecorded(t *testing.T) {
+	for _, tc := range []struct{ source, pkg, ldflags string }{
+		{"", "", "-s -w"}, // the package is that of another source
+		{"dir:" + repo, "./x", "-s -w"},
+		{"bin:" + t.TempDir(), "", ""},
+	} {
+		env := map[string]string{"LOOMCYCLE_SOURCE": tc.source, "LOOMCYCLE_PACKAGE": "./x", "LOOMCYCLE_LDFLAGS": " -s  -w"}
+		l, err := resolveLoomcycle(t.Context(), getenv(env), t.TempDir(), nil)
+		if err != nil || l.asked.pkg != tc.pkg || l.asked.ldflags != tc.ldflags {
+			t.Errorf("%q: %+v, %v", tc.source, l.asked, err)
+		}
 	}
 }

@@ -20,6 +20,8 @@ type loomcycle struct {
 	ldflags []string
 	web     bool   // the module has a user interface in web/
 	label   string // for release.json and people; no credentials
+	// LOOMCYCLE_PACKAGE and LOOMCYCLE_LDFLAGS, where they apply.
+	asked struct{ pkg, ldflags string }
 }
 
 // resolveLoomcycle reads LOOMCYCLE_SOURCE, LOOMCYCLE_PACKAGE and
@@ -64,12 +66,13 @@ func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache str
 	default:
 		return l, fmt.Errorf("LOOMCYCLE_SOURCE=%s is none of git:URL#REF, dir:PATH, bin:DIR", redact(value))
 	}
-	if f := getenv("LOOMCYCLE_LDFLAGS"); f != "" {
-		l.ldflags = strings.Fields(f)
+	if f := strings.Fields(getenv("LOOMCYCLE_LDFLAGS")); len(f) > 0 {
+		l.ldflags, l.asked.ldflags = f, strings.Join(f, " ")
 	}
 	if l.dir == "" {
 		return l, nil
 	}
+	l.asked.pkg = getenv("LOOMCYCLE_PACKAGE")
 	if _, err := os.Stat(filepath.Join(l.dir, "go.mod")); err != nil {
 		return l, fmt.Errorf("LOOMCYCLE_SOURCE: %s is not a Go module: %w", l.label, err)
 	}

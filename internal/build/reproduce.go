@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
@@ -26,14 +25,14 @@ func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, host.Discard(ctx, dir)) }()
+	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
 	var results [2]*dist.Release
 	for i, side := range []struct {
 		checkout    string
 		parallelism int
 	}{{"a", 1}, {filepath.Join("somewhere", "else", "b"), 4}} {
 		root := filepath.Join(dir, side.checkout)
-		if out, err := exec.CommandContext(ctx, "git", "clone", "-q", "--no-hardlinks", o.Root, root).CombinedOutput(); err != nil {
+		if out, err := host.Command(ctx, "git", "clone", "-q", "--no-hardlinks", o.Root, root).CombinedOutput(); err != nil {
 			return fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 		}
 		fmt.Fprintf(w, "build %d of 2: an empty BuildKit that runs %d step(s) at a time\n", i+1, side.parallelism)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	stdlog "log"
 	"net"
 	"net/http"
@@ -732,6 +733,9 @@ func TestRemoteCaches(t *testing.T) {
 			if strings.Contains(log.String(), "CACHED") {
 				t.Fatal("the first build was cached already")
 			}
+			if c.name == "local" {
+				compressed(t, filepath.Join(dir, "v-amd64"))
+			}
 			_, opts, log = fresh(t, map[string]string{"CACHE_FROM": c.from})
 			second, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
 			if n := strings.Count(log.String(), "CACHED"); n < 2 {
@@ -741,6 +745,37 @@ func TestRemoteCaches(t *testing.T) {
 				t.Errorf("from the cache %s, without %s", second.Digest, first.Digest)
 			}
 		})
+	}
+}
+
+// compressed demands that a local cache has layers, and each of them with zstd.
+func compressed(t *testing.T, dir string) {
+	t.Helper()
+	var index ocispecs.Index
+	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var layers int
+	for _, d := range index.Manifests {
+		var cache ocispecs.Index // which may have the form of a manifest
+		var m ocispecs.Manifest
+		blob(t, dir, d.Digest, &cache)
+		blob(t, dir, d.Digest, &m)
+		for _, l := range append(cache.Manifests, m.Layers...) {
+			if strings.Contains(l.MediaType, "layer") {
+				layers++
+				if !strings.HasSuffix(l.MediaType, "+zstd") {
+					t.Errorf("the cache has a layer as %s", l.MediaType)
+				}
+			}
+		}
+	}
+	if layers < 2 {
+		t.Errorf("the cache has %d layers", layers)
 	}
 }
 
@@ -775,4 +810,33 @@ func TestStatus(t *testing.T) {
 	if len(s.Nodes) != 1 || s.PID != d.PID() || s.CacheBytes == 0 || s.Nodes[0].Records == 0 || s.Nodes[0].Bytes == 0 || len(s.Nodes[0].Platforms) != 2 {
 		t.Errorf("status %+v", s)
 	}
+}
+
+// What a daemon has left goes also when the command was interrupted; without
+// root its files belong to other ids.
+func TestDiscardInterrupted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "work")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		kit, err := rootlesskit()
+		if err != nil && os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		} else if err != nil {
+			t.Skip(err)
+		}
+		if out, err := exec.Command(kit, "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if os.RemoveAll(dir) == nil {
+			t.Fatal("another id's files went without its namespace")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Discard(ctx, dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the folder is gone", func() bool { _, err := os.Stat(dir); return errors.Is(err, fs.ErrNotExist) })
 }

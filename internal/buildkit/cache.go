@@ -22,12 +22,26 @@ func remoteCaches(getenv func(string) string, job string) (c cacheEntries, err e
 	if c.to, err = build.ParseExportCache(strings.Fields(getenv("CACHE_TO"))); err != nil {
 		return c, fmt.Errorf("CACHE_TO: %w", err)
 	}
+	for _, e := range c.to {
+		compress(e)
+	}
 	for _, e := range append(c.from[:len(c.from):len(c.from)], c.to...) {
 		if err := perJob(e, job); err != nil {
 			return c, err
 		}
 	}
 	return c, nil
+}
+
+// compress has a cache store compressed layers where it can be told: a variant's
+// export leaves plain tars in the daemon, which it would be given otherwise.
+func compress(e client.CacheOptionsEntry) {
+	switch e.Type {
+	case "registry", "local", "s3": // neither gha nor azblob has the option
+		if e.Attrs["compression"] == "" {
+			e.Attrs["compression"], e.Attrs["force-compression"] = "zstd", "true"
+		}
+	}
 }
 
 // perJob narrows a cache entry to one job, in place.

@@ -21,6 +21,8 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/moby/buildkit/client"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 // Daemon is a private buildkitd: its program, its state below the cache folder,
@@ -453,10 +455,25 @@ func (d *Daemon) Remove(ctx context.Context) error {
 	if err := d.Down(ctx); err != nil {
 		return err
 	}
-	if err := d.removeState(ctx); err != nil {
+	if err := d.removeState(); err != nil {
 		return fmt.Errorf("deleting the state of the private buildkitd: %w", err)
 	}
 	return nil
+}
+
+// Discard removes a temporary folder that the states of private daemons, which
+// are down, may be left in. When the work was interrupted another process does
+// it, as with host.Discard.
+func Discard(ctx context.Context, dir string) error {
+	if ctx.Err() == nil || os.Geteuid() == 0 {
+		return host.Discard(ctx, dir)
+	}
+	rm, err := remover(dir)
+	if err != nil {
+		return err
+	}
+	rm.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return rm.Start()
 }
 
 // stop ends the process: asked first, then killed. Everything it runs is in its
@@ -597,12 +614,8 @@ func (d *Daemon) installRunc(ctx context.Context) error {
 	}
 	d.opts.notice("installing Debian's runc, which buildkitd needs (apt-get install runc)")
 	apt := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(out.String()))
+		if out, err := host.Apt(ctx, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
 		}
 		return nil
 	}

@@ -112,16 +112,25 @@ func canMountProc(ctx context.Context) bool {
 
 // removeState deletes the state. Files of a rootless daemon belong to
 // subordinate ids, which only a namespace that maps them may delete.
-func (d *Daemon) removeState(ctx context.Context) error {
+func (d *Daemon) removeState() error {
 	if os.Geteuid() == 0 {
 		return os.RemoveAll(d.dir)
 	}
-	kit, err := rootlesskit()
+	rm, err := remover(d.dir)
 	if err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, kit, "rm", "-rf", d.dir).CombinedOutput(); err != nil {
+	if out, err := rm.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// remover deletes a folder with files of a rootless daemon.
+func remover(dir string) (*exec.Cmd, error) {
+	kit, err := rootlesskit()
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command(kit, "rm", "-rf", "--", dir), nil
 }

@@ -17,4 +17,6 @@ func (d *Daemon) command(context.Context, string, string) (*exec.Cmd, error) {
 	return nil, errNotLinux
 }
 
-func (d *Daemon) removeState(context.Context) error { return os.RemoveAll(d.dir) }
+func (d *Daemon) removeState() error { return os.RemoveAll(d.dir) }
+
+func remover(dir string) (*exec.Cmd, error) { return exec.Command("rm", "-rf", "--", dir), nil }

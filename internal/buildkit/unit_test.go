@@ -64,6 +64,21 @@ func TestCacheEntriesAreNarrowedToTheJob(t *testing.T) {
 	}
 }
 
+func TestCachesAreCompressed(t *testing.T) {
+	for _, c := range []struct{ entry, compression, force string }{
+		{"type=registry,ref=registry.example/cache", "zstd", "true"},
+		{"type=local,dest=/cache", "zstd", "true"},
+		{"type=s3,region=r,bucket=b,compression=gzip", "gzip", ""},
+		{"type=gha,url=https://cache.example,token=x", "", ""},
+		{"type=azblob,account_url=https://cache.example", "", ""},
+	} {
+		e, err := remoteCaches(env(map[string]string{"CACHE_TO": c.entry}), "x")
+		if err != nil || len(e.to) != 1 || e.to[0].Attrs["compression"] != c.compression || e.to[0].Attrs["force-compression"] != c.force {
+			t.Errorf("%s: %+v, %v", c.entry, e.to, err)
+		}
+	}
+}
+
 func TestSocketPath(t *testing.T) {
 	long := "/" + strings.Repeat("folder/", 20)
 	for _, c := range []struct{ dir, runtime, prefix string }{

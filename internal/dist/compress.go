@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 
 	"github.com/klauspost/compress/gzip"
@@ -38,6 +39,10 @@ const (
 // NewCompressor is the compressor that the go.mod of a checkout pins, for the
 // value of COMPRESSION: gzip, which is the default, or zstd.
 func NewCompressor(root, compression string) (Compressor, error) {
+	return pinned(root, compression, linked(debug.ReadBuildInfo()))
+}
+
+func pinned(root, compression, have string) (Compressor, error) {
 	switch compression {
 	case "":
 		compression = "gzip"
@@ -58,6 +63,9 @@ func NewCompressor(root, compression string) (Compressor, error) {
 		if r.Mod.Path != module {
 			continue
 		}
+		if have != "" && have != r.Mod.Version {
+			return Compressor{}, fmt.Errorf("%s pins %s, and this program has %s of it, which makes other bytes: run the targets of that checkout itself", name, r.Mod, have)
+		}
 		c := Compressor{Compression: compression, Version: r.Mod.String()}
 		if compression == "gzip" {
 			c.Version += fmt.Sprintf(" level %d", gzipLevel)
@@ -65,6 +73,23 @@ func NewCompressor(root, compression string) (Compressor, error) {
 		return c, nil
 	}
 	return Compressor{}, fmt.Errorf("%s does not require %s, which compresses layers", name, module)
+}
+
+// linked is the compressing module's version in a program; empty where the
+// program does not say.
+func linked(info *debug.BuildInfo, ok bool) string {
+	if !ok {
+		return ""
+	}
+	for _, m := range info.Deps {
+		if m.Path == module && m.Replace != nil {
+			return m.Replace.Path + "@" + m.Replace.Version
+		}
+		if m.Path == module {
+			return m.Version
+		}
+	}
+	return ""
 }
 
 func (c Compressor) writer(w io.Writer) (io.WriteCloser, string, error) {
@@ -161,7 +186,7 @@ func (s *Staging) compress(ctx context.Context, diffID digest.Digest) (desc ocis
 	if err != nil {
 		return desc, err
 	}
-	defer func() { err = errors.Join(err, out.Close(), os.RemoveAll(out.Name())) }()
+	defer func() { _, err = out.Close(), errors.Join(err, os.RemoveAll(out.Name())) }()
 	sum := digest.Canonical.Digester()
 	z, mediaType, err := s.compressor.writer(io.MultiWriter(out, sum.Hash()))
 	if err != nil {
@@ -178,7 +203,15 @@ func (s *Staging) compress(ctx context.Context, diffID digest.Digest) (desc ocis
 		return desc, err
 	}
 	desc = ocispec.Descriptor{MediaType: mediaType, Digest: sum.Digest(), Size: info.Size()}
-	return desc, errors.Join(out.Chmod(0o444), os.Rename(out.Name(), s.blob(desc.Digest.Encoded())), os.Remove(from))
+	// A later build takes a blob of the right name and size for what it is, also
+	// after a power cut.
+	if err := errors.Join(out.Chmod(0o444), out.Sync(), out.Close()); err != nil {
+		return desc, err
+	}
+	if err := os.Rename(out.Name(), s.blob(desc.Digest.Encoded())); err != nil {
+		return desc, err
+	}
+	return desc, os.Remove(from)
 }
 
 // cancellable is a reader that ends with its context.

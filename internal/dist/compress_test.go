@@ -11,6 +11,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/gzip"
@@ -114,6 +116,29 @@ func TestCompressedBytes(t *testing.T) {
 				t.Errorf("the plain tar is still there: %v", err)
 			}
 		})
+	}
+}
+
+// A program with another version of the module than the checkout pins would
+// make other bytes than it says.
+func TestCompressorOfAnotherCheckout(t *testing.T) {
+	for have, ok := range map[string]bool{"v1.0.0": true, "": true, "v1.0.1": false} {
+		root := t.TempDir()
+		if err := os.WriteFile(filepath.Join(root, "go.mod"), []byte("module example.test/m\n\nrequire "+module+" v1.0.0\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := pinned(root, "gzip", have); (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "v1.0.0, and this program has "+have) {
+			t.Errorf("%q: %+v, %v", have, c, err)
+		}
+	}
+	m := &debug.Module{Path: module, Version: "v1.0.0"}
+	info := &debug.BuildInfo{Deps: []*debug.Module{{Path: "example.test/m", Version: "v2.0.0"}, m}}
+	if got := linked(info, true); got != "v1.0.0" {
+		t.Errorf("the module is %q", got)
+	}
+	m.Replace = &debug.Module{Path: "example.test/fork", Version: "v1.0.0"}
+	if got := linked(info, true); got != "example.test/fork@v1.0.0" {
+		t.Errorf("a replaced module is %q", got)
 	}
 }
 

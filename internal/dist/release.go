@@ -33,6 +33,19 @@ type Source struct {
 	Commit     string `json:"commit"`
 	// Loomcycle is the source of the runtime where it is not this repository.
 	Loomcycle string `json:"loomcycle,omitempty"`
+	// What is compiled of it, and with which linker flags, where that was asked for.
+	LoomcyclePackage string `json:"loomcyclePackage,omitempty"`
+	LoomcycleLDFlags string `json:"loomcycleLDFlags,omitempty"`
+}
+
+// exact tells whether the source names content, so that two builds of equal
+// sources are builds of the same: no change beside a commit, and no binary.
+func (s Source) exact() bool {
+	loose := func(commit string) bool { return commit == "unknown" || strings.HasSuffix(commit, "-dirty") }
+	if loose(s.Commit) || strings.HasPrefix(s.Loomcycle, "bin:") {
+		return false
+	}
+	return s.Loomcycle == "" || !loose(s.Loomcycle[strings.LastIndex(s.Loomcycle, "#")+1:])
 }
 
 // Image is one image of the family.

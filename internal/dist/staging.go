@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -22,6 +21,7 @@ import (
 type Staging struct {
 	final, dir string
 	hold       *os.File // tells a later build that this one is at work
+	turn       *os.File // held while the final folder is read and replaced
 	compressor Compressor
 	layers     map[digest.Digest]ocispec.Descriptor // the compressed ones, by diff id
 }
@@ -45,22 +45,71 @@ func Stage(final string, c Compressor) (*Staging, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
-	blobs := s.blob("")
-	if err := os.MkdirAll(blobs, 0o755); err != nil {
+	if err := os.MkdirAll(s.blob(""), 0o755); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
-	old := filepath.Join(final, "oci", "blobs", "sha256")
-	entries, err := os.ReadDir(old)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.adopt(); err != nil {
 		return nil, errors.Join(err, s.Discard())
-	}
-	for _, e := range entries {
-		if err := os.Link(filepath.Join(old, e.Name()), filepath.Join(blobs, e.Name())); err != nil {
-			return nil, errors.Join(err, s.Discard())
-		}
 	}
 	s.reuse()
 	return s, nil
+}
+
+// adopt links the blobs that the final dist has and this one has not. Another
+// build may put its own in the place of that dist meanwhile.
+func (s *Staging) adopt() error {
+	old := filepath.Join(s.final, "oci", "blobs", "sha256")
+	entries, err := os.ReadDir(old)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		err := os.Link(filepath.Join(old, e.Name()), s.blob(e.Name()))
+		if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// take waits until no other build is between Keep and Publish of the same
+// dist. The lock is a file beside it, which whoever holds it removes.
+func (s *Staging) take() error {
+	if s.turn != nil {
+		return nil
+	}
+	name := filepath.Join(filepath.Dir(s.final), "."+filepath.Base(s.final)+".lock.tmp")
+	for {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+		if err != nil {
+			return err
+		}
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("locking %s: %w", name, err), f.Close())
+		}
+		// The one before removed the file that this process waited for?
+		mine, err := f.Stat()
+		there, terr := os.Stat(name)
+		if err == nil && terr == nil && os.SameFile(mine, there) {
+			s.turn = f
+			return nil
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Staging) yield() error {
+	if s.turn == nil {
+		return nil
+	}
+	err := errors.Join(os.Remove(s.turn.Name()), s.turn.Close())
+	s.turn = nil
+	return err
 }
 
 // hold locks a folder for as long as this process has it open.
@@ -110,6 +159,10 @@ func (s *Staging) blob(hex string) string { return filepath.Join(s.dir, "oci", "
 // Discard removes the staging folder; after Publish it does nothing.
 func (s *Staging) Discard() error {
 	err := os.RemoveAll(s.dir)
+	if err != nil { // a solve that was cancelled may still have written into it
+		err = os.RemoveAll(s.dir)
+	}
+	err = errors.Join(err, s.yield())
 	if s.hold != nil {
 		err = errors.Join(err, s.hold.Close())
 		s.hold = nil
@@ -192,13 +245,20 @@ func (s *Staging) Index(annotations map[string]string, variants []ocispec.Descri
 }
 
 // Keep carries over the images of the old dist that this build did not make,
-// when they were built from the very same sources.
+// when they were built from the very same sources. From here to Publish or
+// Discard other builds into the same dist wait.
 func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error {
+	if err := s.take(); err != nil {
+		return err
+	}
+	if err := s.adopt(); err != nil {
+		return err
+	}
 	old, err := Read(s.final)
 	if err != nil {
 		return nil // there is no old dist, or none that can be read
 	}
-	if strings.HasSuffix(r.Source.Commit, "-dirty") || old.Source != r.Source || old.Version != r.Version ||
+	if !r.Source.exact() || old.Source != r.Source || old.Version != r.Version ||
 		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression || old.Compressor != r.Compressor {
 		return nil
 	}
@@ -208,7 +268,7 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 		}
 		info, err := os.Stat(s.blob(img.IndexDigest.Encoded()))
 		if err != nil {
-			return err
+			return fmt.Errorf("%s lacks the index of %s, which its release.json names: remove the folder and build the family: %w", s.final, img.Name, err)
 		}
 		r.Images = append(r.Images, img)
 		indexes[img.Name] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: img.IndexDigest, Size: info.Size()}
@@ -245,7 +305,7 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 	if err := os.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n'), 0o644); err != nil {
 		return err
 	}
-	return exchange(s.dir, s.final)
+	return errors.Join(exchange(s.dir, s.final), s.yield())
 }
 
 // exchange puts a folder in the place of another in one step; what was there

@@ -65,8 +65,18 @@ func Emulate(ctx context.Context, w io.Writer, arch string) error {
 		return err
 	}
 	// A name of our own: the distribution's may be taken by a registration that
-	// is disabled or lacks F. The newest one that fits is the one that counts.
-	line := fmt.Sprintf(":loomcycle-%s:M::%s:%s:%s:POCF", arch, e.magic, e.mask, path)
+	// is disabled or lacks F. The newest one that fits is the one that counts. Our
+	// own may be there and disabled, too.
+	name := "loomcycle-" + arch
+	if old, err := os.OpenFile(filepath.Join(binfmt, name), os.O_WRONLY, 0); err == nil {
+		_, err := old.WriteString("-1")
+		if err := errors.Join(err, old.Close()); err != nil {
+			return fmt.Errorf("emulation of %s: removing the registration %s, which is disabled: %w", arch, name, err)
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("emulation of %s: %w", arch, err)
+	}
+	line := fmt.Sprintf(":%s:M::%s:%s:%s:POCF", name, e.magic, e.mask, path)
 	if err := os.WriteFile(filepath.Join(binfmt, "register"), []byte(line), 0o200); err != nil {
 		return fmt.Errorf("emulation of %s: registering %s with the kernel: %w", arch, path, err)
 	}

@@ -112,6 +112,12 @@ func emulateAlone(t *testing.T) {
 	if ok, err := registered(e.magic); ok || err != nil {
 		t.Errorf("a disabled registration counts: %v, %v", ok, err)
 	}
+	if err := Emulate(t.Context(), &log, foreign); err != nil {
+		t.Errorf("after it was disabled: %v", err)
+	}
+	if out, err := run(); err != nil || out != foreign {
+		t.Errorf("registered anew, the program says %q, %v", out, err)
+	}
 }
 
 func TestEmulateRefuses(t *testing.T) {

@@ -91,9 +91,7 @@ func found(program string) bool {
 }
 
 func apt(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "apt-get", args...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	return cmd.CombinedOutput()
+	return Apt(ctx, args...).CombinedOutput()
 }
 
 // Discard removes a temporary folder. When the work was interrupted another

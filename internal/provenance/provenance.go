@@ -31,18 +31,19 @@ const PredicateType = "https://slsa.dev/provenance/v1"
 
 // Input is what a statement is made from.
 type Input struct {
-	Image, Platform string
-	Digest          digest.Digest // of the manifest
-	Index           digest.Digest
-	Version         string
-	Repository      string // https URL
-	Commit          string // 40 hex digits, or with -dirty, or unknown
-	Loomcycle       string // LOOMCYCLE_SOURCE as release.json has it: git:URL#COMMIT, dir:NAME#COMMIT, bin:NAME or empty
-	Epoch           int64
-	Compression     string
-	Groups          []string // of the layers
-	Lock            *lock.Lock
-	LockDigest      digest.Digest
+	Image, Platform  string
+	Digest           digest.Digest // of the manifest
+	Index            digest.Digest
+	Version          string
+	Repository       string // https URL
+	Commit           string // 40 hex digits, or with -dirty, or unknown
+	Loomcycle        string // LOOMCYCLE_SOURCE as release.json has it: git:URL#COMMIT, dir:NAME#COMMIT, bin:NAME or empty
+	Package, LDFlags string // LOOMCYCLE_PACKAGE and LOOMCYCLE_LDFLAGS, where they were set
+	Epoch            int64
+	Compression      string
+	Groups           []string // of the layers
+	Lock             *lock.Lock
+	LockDigest       digest.Digest
 	// Compiler is the architecture (Debian's name) whose locked Go toolchain
 	// compiled the programs.
 	Compiler string
@@ -95,17 +96,23 @@ func Statement(in Input) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("provenance of %s for %s: %w", in.Image, in.Platform, err)
 	}
+	options := map[string]any{
+		"LOOMCYCLE_SOURCE":  in.Loomcycle,
+		"SOURCE_DATE_EPOCH": fmt.Sprint(in.Epoch),
+		"compression":       in.Compression,
+	}
+	for name, value := range map[string]string{"LOOMCYCLE_PACKAGE": in.Package, "LOOMCYCLE_LDFLAGS": in.LDFlags} {
+		if value != "" {
+			options[name] = value
+		}
+	}
 	external, err := structpb.NewStruct(map[string]any{
 		"source":   map[string]any{"uri": "git+" + in.Repository, "digest": in.Commit},
 		"target":   "images:build",
 		"image":    in.Image,
 		"platform": in.Platform,
 		"version":  in.Version,
-		"options": map[string]any{
-			"LOOMCYCLE_SOURCE":  in.Loomcycle,
-			"SOURCE_DATE_EPOCH": fmt.Sprint(in.Epoch),
-			"compression":       in.Compression,
-		},
+		"options":  options,
 	})
 	if err != nil {
 		return nil, err

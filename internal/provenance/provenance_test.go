@@ -173,6 +173,18 @@ func TestSourceOfTheRuntime(t *testing.T) {
 	}
 }
 
+func TestOptionsOfTheRuntime(t *testing.T) {
+	in := input(t)
+	if text, err := provenance.Statement(in); err != nil || bytes.Contains(text, []byte("LOOMCYCLE_PACKAGE")) {
+		t.Errorf("a package that nobody asked for is an option: %v\n%s", err, text)
+	}
+	in.Package, in.LDFlags = "./cmd/other", "-X main.a=b"
+	text, err := provenance.Statement(in)
+	if err != nil || !bytes.Contains(text, []byte(`"./cmd/other"`)) || !bytes.Contains(text, []byte(`"-X main.a=b"`)) {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
 func TestBadInputIsNamed(t *testing.T) {
 	in := input(t)
 	in.Modules[0].H1 = "h1:short"

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,15 +18,18 @@ import (
 
 // State is a checkout's commit.
 type State struct {
-	Commit  string    // 40 hex digits, with -dirty when the work tree differs; "unknown" outside git
+	Commit  string    // 40 hex digits, with -dirty when the work tree differs (but for ignored files); "unknown" outside git
 	Version string    // of `git describe`, without the v of a tag: 1.2.3, 1.2.3-4-gabcdef0, 0.0.0-gabcdef0
 	Time    time.Time // the commit's, UTC; zero outside git
 }
 
-// Describe reads the state of the checkout at dir.
+// Describe reads the state of the checkout at dir. A git that is missing or
+// refuses to work there is an error: only a folder outside git has no commit.
 func Describe(ctx context.Context, dir string) (State, error) {
-	if _, err := git(ctx, dir, "rev-parse", "--git-dir"); err != nil {
+	if _, err := git(ctx, dir, "rev-parse", "--git-dir"); err != nil && strings.Contains(err.Error(), "not a git repository") {
 		return State{Commit: "unknown", Version: "0.0.0"}, nil
+	} else if err != nil {
+		return State{}, fmt.Errorf("cannot tell the commit of %s: %w", dir, err)
 	}
 	line, err := git(ctx, dir, "log", "-1", "--format=%H %ct")
 	if err != nil {
@@ -38,8 +43,11 @@ func Describe(ctx context.Context, dir string) (State, error) {
 	s := State{Commit: hash, Time: time.Unix(unix, 0).UTC(), Version: "0.0.0-g" + hash[:12]}
 	if tag, err := git(ctx, dir, "describe", "--tags", "--match", "v[0-9]*"); err == nil {
 		s.Version = strings.TrimPrefix(tag, "v")
+	} else if !strings.Contains(err.Error(), "annot describe") && !strings.Contains(err.Error(), "can describe") {
+		return State{}, fmt.Errorf("cannot tell the version of %s: %w", dir, err)
 	}
-	changed, err := git(ctx, dir, "status", "--porcelain", "--untracked-files=no")
+	// Also of files that were not added: the go command compiles them.
+	changed, err := git(ctx, dir, "status", "--porcelain", "--untracked-files=normal")
 	if err != nil {
 		return State{}, err
 	}
@@ -68,7 +76,7 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 		return "", "", err
 	}
 	if _, err := git(ctx, tmp, "fetch", "-q", "--depth=1", "--", url, ref); err != nil {
-		return "", "", fmt.Errorf("cannot fetch %s of the repository: %w", ref, err)
+		return "", "", fmt.Errorf("cannot fetch %s of the repository: %w", ref, hidden{err})
 	}
 	if commit, err = git(ctx, tmp, "rev-parse", "FETCH_HEAD^{commit}"); err != nil {
 		return "", "", err
@@ -88,10 +96,19 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 	return dir, commit, nil
 }
 
+// hidden is an error without the user and password of the URLs in its text.
+type hidden struct{ error }
+
+func (h hidden) Error() string { return userinfo.ReplaceAllString(h.error.Error(), "://") }
+func (h hidden) Unwrap() error { return h.error }
+
+// Git itself leaves out a password, but not a user, who may be a token.
+var userinfo = regexp.MustCompile(`://[^/\s]*@`)
+
 func git(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "LC_ALL=C")
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), elsewhere), "GIT_TERMINAL_PROMPT=0", "LC_ALL=C")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -99,4 +116,11 @@ func git(ctx context.Context, dir string, args ...string) (string, error) {
 		return "", fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(stderr.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// elsewhere tells whether a variable leads git to another repository than that
+// of the folder it works in; a hook of git runs with them.
+func elsewhere(kv string) bool {
+	name, _, _ := strings.Cut(kv, "=")
+	return slices.Contains([]string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX"}, name)
 }

@@ -1,6 +1,8 @@
 package vcs
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +36,11 @@ func repository(t *testing.T) string {
 
 func TestDescribe(t *testing.T) {
 	dir := repository(t)
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, step := range []struct {
 		name, version string
 		do            func()
@@ -41,8 +48,10 @@ func TestDescribe(t *testing.T) {
 	}{
 		{"no tag", "0.0.0-g", func() {}, false},
 		{"a tag", "1.2.3", func() { run(t, dir, "tag", "v1.2.3") }, false},
-		{"an untracked file", "1.2.3", func() { os.WriteFile(filepath.Join(dir, "g"), nil, 0o644) }, false},
-		{"a change", "1.2.3-dirty", func() { os.WriteFile(filepath.Join(dir, "f"), []byte("2"), 0o644) }, true},
+		{"an ignored file", "1.2.3", func() { write(".git/info/exclude", "g\n"); write("g", "") }, false},
+		{"an untracked file", "1.2.3-dirty", func() { write("h.go", "") }, true},
+		{"none any more", "1.2.3", func() { os.Remove(filepath.Join(dir, "h.go")) }, false},
+		{"a change", "1.2.3-dirty", func() { write("f", "2") }, true},
 	} {
 		step.do()
 		s, err := Describe(t.Context(), dir)
@@ -56,6 +65,46 @@ func TestDescribe(t *testing.T) {
 	s, err := Describe(t.Context(), t.TempDir())
 	if err != nil || s.Commit != "unknown" {
 		t.Errorf("outside git: %+v, %v", s, err)
+	}
+}
+
+// A hook of git, and "git rebase --exec", run with these.
+func TestDescribeOfAnotherRepository(t *testing.T) {
+	dir, other := repository(t), repository(t)
+	run(t, dir, "tag", "v1.2.3")
+	t.Setenv("GIT_DIR", filepath.Join(other, ".git"))
+	t.Setenv("GIT_WORK_TREE", other)
+	t.Setenv("GIT_INDEX_FILE", filepath.Join(other, ".git", "index"))
+	if s, err := Describe(t.Context(), dir); err != nil || s.Version != "1.2.3" {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// A repository that git can't read is not a folder outside git.
+func TestDescribeFails(t *testing.T) {
+	dir := repository(t)
+	if err := os.WriteFile(filepath.Join(dir, ".git", "config"), []byte("[core"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Describe(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "config") {
+		t.Errorf("%+v, %v", s, err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if s, err := Describe(t.Context(), dir); err == nil {
+		t.Errorf("without git: %+v", s)
+	}
+}
+
+// A token is often the user of a URL, whom git shows.
+func TestCheckoutHidesTheToken(t *testing.T) {
+	closed := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer closed.Close()
+	_, _, err := Checkout(t.Context(), t.TempDir(), strings.Replace(closed.URL, "://", "://open-sesame@", 1)+"/repository.git", "v1")
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1") || strings.Contains(err.Error(), "sesame") {
+		t.Error(err)
 	}
 }
 

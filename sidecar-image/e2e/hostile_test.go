@@ -24,7 +24,7 @@ func TestHostileAgentBinary(t *testing.T) {
 	c := s.client()
 	before := s.rss(t)
 	for command, want := range map[string]string{
-		"flood": "went away", "garbage": "went away", "giant": "went away", "exit": "", "drip": "", "mute": "", "noise": "", "streams": "", "claims": "",
+		"flood": "went away", "garbage": "went away", "giant": "went away", "empty": "went away", "exit": "", "drip": "", "mute": "", "noise": "", "streams": "", "claims": "",
 	} {
 		id := c.open(m{})
 		// A session's own time; the agent that keeps none is given up 20 s after it.

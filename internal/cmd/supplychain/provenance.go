@@ -64,6 +64,7 @@ func (b *build) provenance(image dist.Image, v dist.Variant, compiler string, ru
 	in := provenance.Input{
 		Image: image.Name, Platform: v.Platform, Digest: v.Digest, Version: b.release.Version,
 		Repository: b.release.Source.Repository, Commit: b.release.Source.Commit, Loomcycle: b.release.Source.Loomcycle,
+		Package: b.release.Source.LoomcyclePackage, LDFlags: b.release.Source.LoomcycleLDFlags,
 		Epoch: b.release.Epoch, Compression: b.release.Compression,
 		Lock: b.lock, LockDigest: b.release.LockDigest, Compiler: compiler, Modules: programModules(facts), Run: run,
 	}

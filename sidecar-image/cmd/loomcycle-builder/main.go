@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -150,18 +151,19 @@ func workspaces(args []string, getenv func(string) string, out io.Writer) error 
 	default:
 		return errors.New("workspaces takes list or prune")
 	}
-	if err != nil {
-		return err
-	}
 	if *asJSON {
-		return json.NewEncoder(out).Encode(infos)
+		return errors.Join(json.NewEncoder(out).Encode(infos), err)
 	}
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "PRINCIPAL\tWORKSPACE\tMIB\tLAST USED\tIN USE")
+	fmt.Fprintln(t, "PRINCIPAL\tWORKSPACE\tMIB\tLAST USED\tIN USE\tNOTE")
 	for _, i := range infos {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%v\n", i.Principal, i.Name, i.Bytes>>20, i.LastUsed.UTC().Format(time.RFC3339), i.InUse)
+		note := i.Error
+		if i.Unread > 0 {
+			note = strings.TrimPrefix(fmt.Sprintf("%s; %d directories may not be read and are not counted", note, i.Unread), "; ")
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%v\t%s\n", i.Principal, i.Name, i.Bytes>>20, i.LastUsed.UTC().Format(time.RFC3339), i.InUse, note)
 	}
-	return t.Flush()
+	return errors.Join(t.Flush(), err)
 }
 
 // healthcheck is for images without a shell or curl.

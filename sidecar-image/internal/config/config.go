@@ -38,7 +38,7 @@ type Config struct {
 	Agent         string
 	AgentPath     string
 	NoFile        int64
-	NProc         int64
+	NProc         int64 // 0 for AllProcesses
 
 	Image       string
 	Images      map[string]string
@@ -110,7 +110,7 @@ var Vars = []Var{
 	{"SANDBOX_AGENT", "/usr/local/libexec/loomcycle/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
 	{"SANDBOX_AGENT_PATH", "", "the same binary as the engine's host sees it; empty lets the sidecar hand it over itself", str(func(c *Config) *string { return &c.AgentPath })},
 	{"SANDBOX_ULIMIT_NOFILE", "4096", "open files of a process", integer(func(c *Config) *int64 { return &c.NoFile }, 64)},
-	{"SANDBOX_ULIMIT_NPROC", "16384", "processes of the session uid, over all sessions (the kernel counts by uid); SANDBOX_PIDS bounds one session", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
+	{"SANDBOX_ULIMIT_NPROC", "", "processes and threads of the session uid, over all sessions (the kernel counts by uid; SANDBOX_PIDS bounds one session); empty for SANDBOX_MAX_PIDS times SANDBOX_MAX_SESSIONS, or as near to it as the machine allows", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
 
 	{"SANDBOX_IMAGE", "", "session image, best by digest; required", str(func(c *Config) *string { return &c.Image })},
 	{"SANDBOX_IMAGES", "", "further images that sandbox_open may name, NAME=REFERENCE separated by commas", images},
@@ -201,10 +201,23 @@ func (c *Config) check() (errs []error) {
 			add("%s=%g is above SANDBOX_MAX_%s=%g", r.name, r.def, strings.TrimPrefix(r.name, "SANDBOX_"), r.max)
 		}
 	}
+	if least := c.LeastProcesses(); c.NProc > 0 && c.NProc < least {
+		add("SANDBOX_ULIMIT_NPROC=%d counts over all sessions, and one principal's alone may have %d processes (SANDBOX_MAX_PIDS for each of SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, and one session of another): raise it, lower those, or leave it empty", c.NProc, least)
+	}
 	if c.RunStatusURL != "" && !strings.Contains(c.RunStatusURL, "{root_run_id}") {
 		add("SANDBOX_RUN_STATUS_URL has no {root_run_id} in it")
 	}
 	return errs
+}
+
+// AllProcesses is how many processes and threads all sessions may have together.
+func (c *Config) AllProcesses() int64 { return c.Pids.Max * int64(max(c.Sessions, 1)) }
+
+// LeastProcesses is the lowest limit of them all under which no principal can take
+// the processes of every other: the kernel counts those of one uid, which all
+// sessions have.
+func (c *Config) LeastProcesses() int64 {
+	return c.Pids.Max * int64(max(min(c.PerPrincipal+1, c.Sessions), 1))
 }
 
 // MaxBody is the longest request body in bytes: the largest file in base64,

@@ -37,6 +37,34 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// RLIMIT_NPROC counts the session uid over all containers: below what one
+// principal may fill, it has every other tenant's commands fail.
+func TestProcesses(t *testing.T) {
+	for _, c := range []struct {
+		nproc, pids, sessions, each string
+		all                         int64
+		refused                     bool
+	}{
+		{"", "", "", "", 4096 * 200, false},
+		{"16384", "", "", "", 4096 * 200, true},
+		{"86015", "", "", "", 4096 * 200, true},
+		{"86016", "", "", "", 4096 * 200, false},
+		{"16384", "512", "", "", 512 * 200, false},
+		{"16384", "", "", "3", 4096 * 200, false},
+		{"16384", "", "4", "", 4096 * 4, false}, // the whole sidecar's
+		{"16383", "", "4", "", 4096 * 4, true},
+		{"", "512", "0", "0", 512, false},
+	} {
+		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_ULIMIT_NPROC": c.nproc, "SANDBOX_MAX_PIDS": c.pids, "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each})
+		if refused := err != nil && strings.Contains(err.Error(), "SANDBOX_ULIMIT_NPROC="); refused != c.refused || err != nil && !refused {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if all := got.AllProcesses(); all != c.all {
+			t.Errorf("%+v: %d for all", c, all)
+		}
+	}
+}
+
 func TestDocumentation(t *testing.T) {
 	var text, md bytes.Buffer
 	Help(&text)

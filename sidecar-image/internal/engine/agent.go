@@ -55,12 +55,8 @@ func (e *Engine) UseImage(ctx context.Context, imageID string) error {
 	if _, err := e.api.VolumeCreate(ctx, volume.CreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}}); err != nil {
 		return e.wrap("making the session agent's volume", err)
 	}
-	c, err := e.api.ContainerCreate(ctx, &container.Config{
-		Image: imageID, Entrypoint: []string{"/bin/true"}, Labels: map[string]string{LabelManaged: "1", LabelPool: "agent-copy"},
-	}, &container.HostConfig{
-		NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"},
-		Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: e.mount.Source, Target: agentDir}},
-	}, nil, nil, "")
+	cfg, host := e.carrier(imageID)
+	c, err := e.api.ContainerCreate(ctx, cfg, host, nil, nil, "")
 	if err != nil {
 		return e.wrap("making the container that carries the session agent", err)
 	}
@@ -87,4 +83,17 @@ func (e *Engine) UseImage(ctx context.Context, imageID string) error {
 		return e.wrap(fmt.Sprintf("copying the session agent into the volume %s", e.mount.Source), err)
 	}
 	return nil
+}
+
+// carrier is the container that the agent travels in. It has no session: a
+// sidecar that is killed here finds it by its own label, and removes it, when it
+// is back.
+func (e *Engine) carrier(imageID string) (*container.Config, *container.HostConfig) {
+	return &container.Config{
+			Image: imageID, Entrypoint: []string{"/bin/true"},
+			Labels: map[string]string{LabelManaged: "1", LabelInstance: e.opts.Instance, LabelPool: "agent-copy"},
+		}, &container.HostConfig{
+			NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"},
+			Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: e.mount.Source, Target: agentDir}},
+		}
 }

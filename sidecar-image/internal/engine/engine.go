@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,6 +57,7 @@ var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // Options configure an Engine.
 type Options struct {
+	Instance string // of the sidecar, for LabelInstance
 	Host     string // unix:// or tcp:// address of a running engine; empty starts podman
 	Runtime  string // runc, crun, runsc, kata, or empty for the engine's default
 	Agent    string // the session agent in the sidecar's own file system
@@ -231,7 +233,7 @@ func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image
 		if perr != nil {
 			return Image{}, e.wrap("pulling "+ref, perr)
 		}
-		_, perr = io.Copy(io.Discard, r)
+		perr = pulled(r)
 		r.Close()
 		if perr != nil {
 			return Image{}, e.wrap("pulling "+ref, perr)
@@ -252,6 +254,27 @@ func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image
 		}
 	}
 	return img, nil
+}
+
+// pulled reads a pull's progress to its end. That is where an engine says what
+// went wrong: its status was sent when the pull began.
+func pulled(r io.Reader) error {
+	for d := json.NewDecoder(r); ; {
+		var line struct {
+			Error  string `json:"error"`
+			Detail struct {
+				Message string `json:"message"`
+			} `json:"errorDetail"`
+		}
+		switch err := d.Decode(&line); {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading the engine's progress: %w", err)
+		case cmp.Or(line.Detail.Message, line.Error) != "":
+			return errors.New(cmp.Or(line.Detail.Message, line.Error))
+		}
+	}
 }
 
 // Create makes a session container.

@@ -7,9 +7,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // child is a podman service that the sidecar keeps running: it is started
@@ -102,6 +105,30 @@ func startPodman(opts Options) (*child, error) {
 		}
 	}()
 	return c, nil
+}
+
+// Processes is the highest limit of processes, up to want, that this process
+// may give to another. It stands for the engine, which has started us or is
+// started by us. There are never more than kernel.pid_max, to which podman lowers
+// its own limit.
+func Processes(want int64) (int64, error) {
+	if text, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
+		if most, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
+			want = min(want, most)
+		}
+	}
+	var have syscall.Rlimit
+	if err := syscall.Getrlimit(unix.RLIMIT_NPROC, &have); err != nil {
+		return 0, fmt.Errorf("reading the limit of processes: %w", err)
+	}
+	if uint64(want) <= have.Max {
+		return want, nil
+	}
+	// Only trying tells: CAP_SYS_RESOURCE is of no use in a user namespace.
+	if syscall.Setrlimit(unix.RLIMIT_NPROC, &syscall.Rlimit{Cur: have.Cur, Max: uint64(want)}) == nil {
+		return want, syscall.Setrlimit(unix.RLIMIT_NPROC, &have)
+	}
+	return int64(have.Max), nil
 }
 
 // tailBuffer keeps the last max bytes written to it.

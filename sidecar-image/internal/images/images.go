@@ -12,11 +12,16 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"golang.org/x/sync/singleflight"
 )
 
 // fresh is how long an answer of the engine is used: a tag that was moved, or
 // an image that was removed, is noticed after that.
 const fresh = 5 * time.Second
+
+// resolveTimeout is for a pull and the check of its signature. Those who wait
+// for it may go sooner; it goes on for the next.
+const resolveTimeout = 30 * time.Minute
 
 // Engine resolves references.
 type Engine interface {
@@ -34,6 +39,9 @@ type Images struct {
 	Verify Verifier
 	Now    func() time.Time // nil is time.Now
 
+	flights singleflight.Group // by reference
+	using   sync.Mutex         // the engine's volume of session agents is filled by one
+
 	mu    sync.Mutex
 	known map[string]answer
 	ready map[string]bool // by id: verified, where that is asked for, and fit for sessions
@@ -44,37 +52,72 @@ type answer struct {
 	at time.Time
 }
 
-// Resolve returns the id from which containers of ref are created.
+// Resolve returns the id from which containers of ref are created. Callers of
+// one reference share an inquiry, and wait for no other reference's.
 func (i *Images) Resolve(ctx context.Context, ref string) (string, error) {
 	now := i.Now
 	if now == nil {
 		now = time.Now
 	}
+	if id, ok := i.recall(ref, now()); ok {
+		return id, nil
+	}
+	flight := i.flights.DoChan(ref, func() (any, error) {
+		if id, ok := i.recall(ref, now()); ok {
+			return id, nil // another inquiry ended just now
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
+		defer cancel()
+		return i.resolve(ctx, ref, now)
+	})
+	select {
+	case r := <-flight:
+		id, _ := r.Val.(string)
+		return id, r.Err
+	case <-ctx.Done():
+		return "", fmt.Errorf("waiting for the session image %s: %w", ref, context.Cause(ctx))
+	}
+}
+
+func (i *Images) recall(ref string, now time.Time) (string, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if a, ok := i.known[ref]; ok && now().Sub(a.at).Abs() < fresh {
-		return a.id, nil
-	}
+	a, ok := i.known[ref]
+	return a.id, ok && now.Sub(a.at).Abs() < fresh
+}
+
+func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) (string, error) {
 	img, err := i.Engine.ResolveImage(ctx, ref, i.Pull)
 	if err != nil {
 		return "", err
 	}
-	if i.known == nil {
-		i.known, i.ready = map[string]answer{}, map[string]bool{}
-	}
 	// By reference too: a signature is looked for in the reference's repository.
-	if key := ref + "\x00" + img.ID; !i.ready[key] {
+	key := ref + "\x00" + img.ID
+	i.mu.Lock()
+	ready, old := i.ready[key], i.known[ref]
+	i.mu.Unlock()
+	if !ready {
 		if err := i.verify(ctx, ref, img); err != nil {
 			return "", err
 		}
-		i.ready[key] = true
 	}
-	if old := i.known[ref]; old.id != img.ID || old.at.IsZero() {
-		if err := i.Engine.UseImage(ctx, img.ID); err != nil {
+	i.mu.Lock()
+	if i.known == nil {
+		i.known, i.ready = map[string]answer{}, map[string]bool{}
+	}
+	i.ready[key] = true
+	i.mu.Unlock()
+	if old.id != img.ID || old.at.IsZero() {
+		i.using.Lock()
+		err := i.Engine.UseImage(ctx, img.ID)
+		i.using.Unlock()
+		if err != nil {
 			return "", err
 		}
 	}
+	i.mu.Lock()
 	i.known[ref] = answer{img.ID, now()}
+	i.mu.Unlock()
 	return img.ID, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,4 +92,80 @@ func TestResolve(t *testing.T) {
 	resolve("loaded", "error:no manifest digest")
 	i.Verify = nil
 	resolve("loaded", "loaded")
+}
+
+// slow is an engine that pulls one reference for as long as the test likes.
+type slow struct {
+	*store
+	pulling chan struct{} // sent to as a pull of "slow" begins
+	resume  chan struct{} // closed to end it
+	pulls   atomic.Int32
+}
+
+func (s *slow) ResolveImage(ctx context.Context, ref string, _ bool) (engine.Image, error) {
+	if ref == "slow" {
+		s.pulls.Add(1)
+		s.pulling <- struct{}{}
+		select {
+		case <-s.resume:
+		case <-ctx.Done():
+			return engine.Image{}, ctx.Err()
+		}
+	}
+	return engine.Image{ID: "id of " + ref}, nil
+}
+
+// A pull that takes long keeps nobody from another image, is shared by those who
+// want it, and does not end with the one who asked first.
+func TestSlowPull(t *testing.T) {
+	s := &slow{store: &store{}, pulling: make(chan struct{}, 9), resume: make(chan struct{})}
+	i := &Images{Engine: s, Pull: true}
+	first, hangUp := context.WithCancel(t.Context())
+	type result struct {
+		id  string
+		err error
+	}
+	ask := func(ctx context.Context) chan result {
+		c := make(chan result, 1)
+		go func() {
+			id, err := i.Resolve(ctx, "slow")
+			c <- result{id, err}
+		}()
+		return c
+	}
+	gone := ask(first)
+	<-s.pulling
+	waiting := ask(t.Context())
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	other := make(chan result, 1)
+	go func() {
+		id, err := i.Resolve(ctx, "other")
+		other <- result{id, err}
+	}()
+	select {
+	case r := <-other:
+		if r.id != "id of other" || r.err != nil {
+			t.Errorf("another image: %+v", r)
+		}
+	case <-ctx.Done():
+		t.Error("another image waits for the pull")
+	}
+	hangUp()
+	select {
+	case r := <-gone:
+		if !errors.Is(r.err, context.Canceled) {
+			t.Errorf("the one who hung up got %+v", r)
+		}
+	case <-ctx.Done():
+		t.Error("the one who hung up is held")
+	}
+	close(s.resume)
+	if r := <-waiting; r.id != "id of slow" || r.err != nil {
+		t.Errorf("the one who waited got %+v", r)
+	}
+	if n := s.pulls.Load(); n != 1 {
+		t.Errorf("%d pulls", n)
+	}
 }

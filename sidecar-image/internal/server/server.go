@@ -24,16 +24,19 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-	"golang.org/x/sync/semaphore"
 )
 
 const (
 	sessionHeader = "Mcp-Session-Id"
-	bodyTimeout   = time.Minute
-	// bodiesInFlight bounds the request bodies held at once, in bytes. Small
-	// ones don't count: they never wait for large ones that are slow to come.
-	bodiesInFlight = 128 << 20
-	smallBody      = 64 << 10
+	// transferTimeout is what a body has to arrive, and a piece of an answer to
+	// be taken.
+	transferTimeout = time.Minute
+	answerPiece     = 1 << 20 // bytes
+	// The request bodies held at once are bounded, in bytes. Small ones have a
+	// room of their own: they never wait for large ones that are slow to come.
+	largeInFlight = 128 << 20
+	smallInFlight = 64 << 20
+	smallBody     = 64 << 10
 	// peekMax bounds the bodies that are looked into for a request id, in bytes,
 	// their long strings not counted: a call above it cannot be cancelled by
 	// notification, only by hanging up.
@@ -42,6 +45,8 @@ const (
 	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
 	bodyOnTrust = 2 << 20
 )
+
+var errBusy = errors.New("the sidecar holds all the request bodies that it has room for; try again")
 
 // Server serves the sidecar.
 type Server struct {
@@ -53,11 +58,12 @@ type Server struct {
 	Version string
 	Log     *slog.Logger
 
-	bodies   *semaphore.Weighted
+	large    *room
+	small    *room
 	stream   http.Handler
 	plain    http.Handler
 	draining atomic.Bool
-	timeout  time.Duration // for a body to arrive; bodyTimeout when 0
+	timeout  time.Duration // transferTimeout when 0
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
@@ -81,8 +87,8 @@ func (s *Server) Handler() http.Handler {
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
 	}
 	s.stream, s.plain = handler(false), handler(true)
-	s.timeout = cmp.Or(s.timeout, bodyTimeout)
-	s.bodies = semaphore.NewWeighted(max(bodiesInFlight, s.MaxBody))
+	s.timeout = cmp.Or(s.timeout, transferTimeout)
+	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -100,7 +106,10 @@ func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.Le
 // HTTP returns the http.Server with the limits that keep slow and large
 // clients from costing more than their share.
 func (s *Server) HTTP() *http.Server {
-	return &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+	h := s.Handler()
+	// For the bodies that nobody wants, and for the answers of other paths than
+	// /mcp, which renews both as it waits and works.
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -115,7 +124,8 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.ready.Lock()
 	defer s.ready.Unlock()
 	if time.Since(s.ready.at) > readyTTL { // nobody with a token stands behind this: one ping a second
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+		// Nor does one who hangs up decide what the next is told.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 2*time.Second)
 		s.ready.err = s.Ping(ctx)
 		cancel()
 		s.ready.at = time.Now()
@@ -140,6 +150,7 @@ func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason
 }
 
 func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
+	w = &answerWriter{w, http.NewResponseController(w), s.timeout}
 	who, err := s.Auth.Authenticate(r.Header)
 	if err != nil {
 		reason := "identity"
@@ -160,13 +171,16 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only POST and DELETE are served here", http.StatusMethodNotAllowed)
 		return
 	}
-	body, release, err := s.body(w, r)
+	body, release, err := s.body(w, r, who.Principal)
 	if err != nil {
 		var tooLong *http.MaxBytesError
 		status, reason := http.StatusBadRequest, "body"
 		if errors.As(err, &tooLong) {
 			status, reason = http.StatusRequestEntityTooLarge, "too_large"
 			err = fmt.Errorf("the request body is larger than %d bytes", s.MaxBody)
+		} else if errors.Is(err, errBusy) {
+			status, reason = http.StatusServiceUnavailable, "busy"
+			w.Header().Set("Retry-After", "1")
 		}
 		s.deny(w, r, status, reason, err)
 		return
@@ -187,16 +201,17 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		// from those of others; never a sign of who they are.
 		w.Header().Set(sessionHeader, rand.Text())
 	case msg.Method == "tools/call" && len(msg.ID) > 0:
+		req.Release = release
 		defer s.track(key(msg.ID), cancelled)()
 	case msg.Method == "notifications/cancelled" && len(msg.Params.RequestID) > 0:
 		s.cancel(key(msg.Params.RequestID))
 	}
 	done := make(chan struct{})
 	defer close(done)
-	gone := make(chan struct{})
+	gone, left := make(chan struct{}), r.Context().Done()
 	go func() {
 		select {
-		case <-r.Context().Done():
+		case <-left:
 			close(gone)
 		case <-cancelled:
 			close(gone)
@@ -215,42 +230,100 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 
 // body reads the request's body within its bounds in size, time and in the sum
 // of all that are held.
-func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, func(), error) {
-	weight := r.ContentLength
-	if weight > s.MaxBody {
+func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, release func(), err error) {
+	if r.ContentLength > s.MaxBody {
 		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
 	}
-	switch {
-	case weight < 0:
-		weight = s.MaxBody
-	case weight <= smallBody:
-		weight = 0
-	}
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
-	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
-	defer cancel()
-	if weight > 0 && s.bodies.Acquire(ctx, weight) != nil {
-		return nil, nil, errors.New("the sidecar is busy with large requests; try again")
+	var held *place
+	move := func(to *room, weight int64) error {
+		ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+		defer cancel()
+		p, err := to.take(ctx, principal, weight)
+		if err != nil {
+			return errBusy
+		}
+		if held != nil {
+			held.keep(0)
+		}
+		held = p
+		// The body's time begins again: it may have waited.
+		_ = rc.SetReadDeadline(time.Now().Add(s.timeout))
+		_ = rc.SetWriteDeadline(time.Now().Add(s.timeout)) // for "100 Continue"
+		return nil
+	}
+	defer func() {
+		if err != nil && held != nil {
+			held.keep(0)
+		}
+	}()
+	switch n := r.ContentLength; {
+	case n > smallBody:
+		err = move(s.large, n)
+	case n >= 0:
+		err = move(s.small, max(n, 1))
+	default: // not announced, and small until it shows that it is not
+		err = move(s.small, smallBody)
+	}
+	if err != nil {
+		return nil, nil, err
 	}
 	// Room for what was announced, but no more than a little of it on trust.
 	buf := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), bodyOnTrust)+bytes.MinRead))
-	_, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, s.MaxBody))
-	body := buf.Bytes()
-	if err != nil {
-		s.bodies.Release(weight)
-		var tooLong *http.MaxBytesError
-		if errors.As(err, &tooLong) {
-			return nil, nil, err
+	src := http.MaxBytesReader(w, r.Body, s.MaxBody)
+	if r.ContentLength < 0 {
+		if _, err = io.CopyN(buf, src, smallBody+1); err == nil {
+			if err = move(s.large, s.MaxBody); err != nil {
+				return nil, nil, err
+			}
 		}
+	}
+	if err == nil {
+		_, err = buf.ReadFrom(src)
+	}
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return nil, nil, err
+	}
+	if err != nil && err != io.EOF { // CopyN's word for a body that is small
 		return nil, nil, errors.New("the request body did not arrive whole")
 	}
 	_ = rc.SetReadDeadline(time.Time{})
-	if spare := weight - int64(len(body)); spare > 0 {
-		s.bodies.Release(spare)
-		weight -= spare
+	held.keep(int64(buf.Len()))
+	return buf.Bytes(), sync.OnceFunc(func() { held.keep(0) }), nil
+}
+
+// answerWriter gives each piece of an answer its time: a client that takes
+// none keeps no memory.
+type answerWriter struct {
+	http.ResponseWriter
+	rc      *http.ResponseController
+	timeout time.Duration
+}
+
+// Unwrap is for http.ResponseController.
+func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *answerWriter) renew() { _ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout)) }
+
+func (w *answerWriter) WriteHeader(status int) {
+	w.renew()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// FlushError is for http.ResponseController.
+func (w *answerWriter) FlushError() error {
+	w.renew()
+	return w.rc.Flush()
+}
+
+func (w *answerWriter) Write(p []byte) (done int, err error) {
+	for {
+		w.renew()
+		n, err := w.ResponseWriter.Write(p[done:min(done+answerPiece, len(p))])
+		if done += n; err != nil || done == len(p) {
+			return done, err
+		}
 	}
-	return body, func() { s.bodies.Release(weight) }, nil
 }
 
 func accepts(h http.Header, want string) bool {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,15 +16,24 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tracing"
 )
 
-// Clients that announce large bodies and send them a byte at a time take all
-// the room that there is for bodies: small requests are answered all the same,
-// and the slow ones are sent away when their time is over.
-func TestSlowBodies(t *testing.T) {
-	const timeout = 2 * time.Second
-	auth, err := identity.New(t.Context(), identity.Options{Tokens: []identity.Token{{Name: "main", Secret: strings.Repeat("k", 32)}}})
+// Two principals, and nobody.
+const (
+	main  = "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"
+	other = "llllllllllllllllllllllllllllllll"
+	wrong = "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm"
+)
+
+const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+
+// serve starts a server that has no engine behind it.
+func serve(t *testing.T, timeout time.Duration) (*Server, *httptest.Server) {
+	t.Helper()
+	auth, err := identity.New(t.Context(), identity.Options{Tokens: []identity.Token{{Name: "main", Secret: main}, {Name: "other", Secret: other}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,55 +43,305 @@ func TestSlowBodies(t *testing.T) {
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
 	srv.Start()
-	defer srv.Close()
+	t.Cleanup(srv.Close)
+	return s, srv
+}
 
-	authorization := "Bearer " + strings.Repeat("k", 32)
+// post sends the head of a request, and what there is of its body. A length
+// below zero is not announced.
+func post(t *testing.T, srv *httptest.Server, token string, length int64, body string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	framing := fmt.Sprintf("Content-Length: %d", length)
+	if length < 0 {
+		framing, body = "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", len(body), body)
+	}
+	fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n%s\r\n\r\n%s", conn.RemoteAddr(), token, framing, body)
+	return conn
+}
+
+// answer reads a response to its end.
+func answer(t *testing.T, conn net.Conn, patience time.Duration) (*http.Response, string) {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal("no answer: ", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return resp, string(body)
+}
+
+// Clients that announce large bodies and send them a byte at a time take all
+// the room that there is for bodies: small requests are answered all the same,
+// and the slow ones are sent away when their time is over.
+func TestSlowBodies(t *testing.T) {
+	const timeout = 2 * time.Second
+	s, srv := serve(t, timeout)
 	began := time.Now()
 	var slow []net.Conn
-	for range 2 * bodiesInFlight / s.MaxBody {
-		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: sidecar\r\nAuthorization: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{", authorization, s.MaxBody)
-		slow = append(slow, conn)
+	for range largeInFlight / s.MaxBody {
+		slow = append(slow, post(t, srv, main, s.MaxBody, "{"), post(t, srv, other, s.MaxBody, "{"))
 	}
-	for s.bodies.TryAcquire(1) { // until they hold it all
-		s.bodies.Release(1)
+	for s.large.all.TryAcquire(1) { // until they hold it all
+		s.large.all.Release(1)
 		if time.Since(began) > timeout {
 			t.Fatal("the large bodies are not accounted for")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	req, err := http.NewRequest(http.MethodPost, srv.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
-	if err != nil {
-		t.Fatal(err)
+	if resp, text := answer(t, post(t, srv, main, int64(len(ping)), ping), timeout); resp.StatusCode != http.StatusOK || !strings.Contains(text, `"result":{}`) {
+		t.Errorf("a small request among them: %s %s", resp.Status, text)
 	}
-	req.Header.Set("Authorization", authorization)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := srv.Client().Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, _ := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK || !strings.Contains(string(answer), `"result":{}`) {
-		t.Errorf("a small request among them: %s %s", resp.Status, answer)
-	}
-	if s.bodies.TryAcquire(1) {
+	if s.large.all.TryAcquire(1) {
 		t.Error("it was answered only when the slow ones had gone")
 	}
+	ended := map[int]int{}
 	for _, conn := range slow {
-		if err := conn.SetReadDeadline(began.Add(3 * timeout)); err != nil {
-			t.Fatal(err)
+		resp, _ := answer(t, conn, 3*timeout)
+		ended[resp.StatusCode]++
+	}
+	// One that waited may have had its turn as the first ones went.
+	if ended[http.StatusBadRequest] < largeInFlight/int(s.MaxBody) || ended[http.StatusBadRequest]+ended[http.StatusServiceUnavailable] != len(slow) {
+		t.Errorf("the slow ones were answered %v", ended)
+	}
+	empty(t, s.large, s.small)
+}
+
+// empty fails when a room that nobody needs any more does not become all free.
+func empty(t *testing.T, rooms ...*room) {
+	t.Helper()
+	for _, r := range rooms {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := r.all.Acquire(ctx, r.size); err != nil {
+			t.Fatal("room for bodies is lost")
 		}
-		line, err := bufio.NewReader(conn).ReadString('\n')
-		if err != nil || !strings.HasPrefix(line, "HTTP/1.1 400") {
-			t.Errorf("a slow one: %q %v", line, err)
+		r.all.Release(r.size)
+		for {
+			r.mu.Lock()
+			n := len(r.shares)
+			r.mu.Unlock()
+			if n == 0 {
+				break
+			}
+			if ctx.Err() != nil {
+				t.Fatal("shares are kept of principals that have gone")
+			}
+			time.Sleep(time.Millisecond)
 		}
 	}
-	if !s.bodies.TryAcquire(bodiesInFlight) {
-		t.Error("room for bodies is lost")
+}
+
+// fill takes a principal's share, and returns what frees it.
+func fill(t *testing.T, r *room, principal string) func() {
+	t.Helper()
+	p, err := r.take(t.Context(), principal, r.size/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { p.keep(0) }
+}
+
+// One that waits for room in vain is told to come again, and one that gets it
+// late has its whole time to arrive.
+func TestNoRoom(t *testing.T) {
+	const timeout = time.Second
+	s, srv := serve(t, timeout)
+	body := ping + strings.Repeat(" ", 2*smallBody)
+	free := fill(t, s.large, "main")
+	resp, text := answer(t, post(t, srv, main, int64(len(body)), body), 3*timeout)
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" || !strings.Contains(text, "try again") {
+		t.Errorf("waited in vain: %s %v %s", resp.Status, resp.Header, text)
+	}
+
+	began := time.Now()
+	conn := post(t, srv, main, int64(len(body)), body[:1])
+	time.Sleep(timeout * 7 / 10)
+	free()
+	time.Sleep(time.Until(began.Add(timeout * 14 / 10)))
+	fmt.Fprint(conn, body[1:])
+	if resp, text := answer(t, conn, 3*timeout); resp.StatusCode != http.StatusOK {
+		t.Errorf("waited, then took its time: %s %s", resp.Status, text)
+	}
+	empty(t, s.large, s.small)
+}
+
+// Who waits for what: small bodies, announced or not, for small ones; large ones
+// for large ones; one principal's for no more than half of the room.
+func TestRooms(t *testing.T) {
+	const timeout = time.Second
+	large := ping + strings.Repeat(" ", smallBody)
+	for _, tc := range []struct {
+		name      string
+		fill      []string // whose shares are taken: of the large, and after a dash of the small
+		token     string
+		body      string
+		announced bool
+		want      int
+	}{
+		{"small, large taken", []string{"main", "other"}, main, ping, true, 200},
+		{"small in chunks, large taken", []string{"main", "other"}, main, ping, false, 200},
+		{"large in chunks, large taken", []string{"main", "other"}, main, large, false, 503},
+		{"large in chunks", nil, main, large, false, 200},
+		{"large, the other's share taken", []string{"other"}, main, large, true, 200},
+		{"large, its own share taken", []string{"main"}, main, large, true, 503},
+		{"small, small taken", []string{"-main", "-other"}, main, ping, true, 503},
+		{"small in chunks, small taken", []string{"-main", "-other"}, main, ping, false, 503},
+		{"small, the other's share taken", []string{"-other"}, main, ping, true, 200},
+		{"large, small taken", []string{"-main", "-other"}, other, large, true, 200},
+		{"nothing", nil, main, "", true, 400},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s, srv := serve(t, timeout)
+			for _, who := range tc.fill {
+				if small, ok := strings.CutPrefix(who, "-"); ok {
+					defer fill(t, s.small, small)()
+				} else {
+					defer fill(t, s.large, who)()
+				}
+			}
+			length, body := int64(len(tc.body)), tc.body
+			if !tc.announced {
+				length = -1
+			}
+			conn := post(t, srv, tc.token, length, body)
+			if !tc.announced {
+				fmt.Fprint(conn, "0\r\n\r\n")
+			}
+			if resp, text := answer(t, conn, 5*timeout); resp.StatusCode != tc.want {
+				t.Errorf("answered %s: %s", resp.Status, text)
+			}
+		})
+	}
+}
+
+// What is not read keeps no connection: nobody waits for the end of the body of
+// one that has no token.
+func TestUnwantedBody(t *testing.T) {
+	const timeout = time.Second
+	_, srv := serve(t, timeout)
+	conn := post(t, srv, wrong, -1, "{")
+	if resp, _ := answer(t, conn, timeout/2); resp.StatusCode != http.StatusUnauthorized {
+		t.Error(resp.Status)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(3 * timeout))
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("it is not closed: %v", err)
+	}
+}
+
+// A client that sends requests and takes no answers is left alone after a while.
+func TestUntakenAnswers(t *testing.T) {
+	const timeout = time.Second
+	_, srv := serve(t, timeout)
+	// A request's id comes back in its answer.
+	body := `{"jsonrpc":"2.0","method":"ping","id":"` + strings.Repeat("i", 15<<10) + `"}`
+	conn := post(t, srv, main, int64(len(body)), body)
+	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+	for began := time.Now(); ; {
+		_ = conn.SetWriteDeadline(began.Add(20 * timeout))
+		_, err := fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", conn.RemoteAddr(), main, len(body), body)
+		if ne, ok := err.(net.Error); ok && ne.Timeout() {
+			t.Fatal("its connection, and its answer, are kept")
+		} else if err != nil {
+			return // closed
+		}
+	}
+}
+
+// A client that takes its answers slowly, but takes them, gets them whole; and
+// one whose call is long is answered after it.
+func TestSlowAnswers(t *testing.T) {
+	const timeout = 500 * time.Millisecond
+	s := &Server{timeout: timeout}
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w = &answerWriter{w, http.NewResponseController(w), s.timeout}
+		time.Sleep(2 * timeout)
+		if n, err := w.Write(make([]byte, 32<<20)); n != 32<<20 || err != nil {
+			t.Errorf("wrote %d: %v", n, err)
+		}
+	}))
+	srv.Config.WriteTimeout = timeout
+	srv.Start()
+	defer srv.Close()
+	resp, err := srv.Client().Get(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got := int64(0)
+	for err == nil {
+		var n int64
+		n, err = io.CopyN(io.Discard, resp.Body, 2<<20)
+		got += n
+		time.Sleep(timeout / 5) // sixteen times: more than three timeouts
+	}
+	if err != io.EOF || got != 32<<20 {
+		t.Errorf("%d bytes came: %v", got, err)
+	}
+}
+
+// watched is a response that looks around when it is written.
+type watched struct {
+	*httptest.ResponseRecorder
+	look func()
+}
+
+func (w watched) Write(p []byte) (int, error) { w.look(); return w.ResponseRecorder.Write(p) }
+
+// A call's body has left its room when the answer begins.
+func TestRelease(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Tools.Sessions, s.Tools.Tracing = &session.Manager{}, tracing.Off()
+	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_write","arguments":{"session_id":"sbx-1","path":"p","content":"` + strings.Repeat("x", 1<<20) + `"}}}`
+	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+		r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/mcp", strings.NewReader(body))
+		r.Header.Set("Authorization", "Bearer "+main)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", accept)
+		looked := 0
+		w := watched{httptest.NewRecorder(), func() {
+			looked++
+			if !s.large.all.TryAcquire(s.large.size) {
+				t.Error("the body's room is taken while its answer is written")
+				return
+			}
+			s.large.all.Release(s.large.size)
+		}}
+		srv.Config.Handler.ServeHTTP(w, r)
+		if text := w.Body.String(); looked == 0 || !strings.Contains(text, "there is no such session") {
+			t.Errorf("answered %d %s", w.Code, text)
+		}
+	}
+	empty(t, s.large, s.small)
+}
+
+// The answer of an engine that is well is not spoilt by one who asks and hangs up.
+func TestReadyAfterHangup(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Ping = func(ctx context.Context) error { return ctx.Err() }
+	for _, gone := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if gone {
+			cancel()
+		}
+		w := httptest.NewRecorder()
+		srv.Config.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil).WithContext(ctx))
+		if w.Code != http.StatusOK {
+			t.Errorf("answered %d: %s", w.Code, w.Body)
+		}
 	}
 }

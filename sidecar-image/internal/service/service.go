@@ -80,8 +80,17 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 	if s.store, err = session.OpenStore(ctx, c.StateDir, c.Instance); err != nil {
 		return nil, err
 	}
-	opts := engine.Options{Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
+	opts := engine.Options{Instance: s.store.Instance, Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
 		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: log, Trace: s.traces.Engine()}
+	if opts.NProc == 0 {
+		if opts.NProc, err = engine.Processes(c.AllProcesses()); err != nil {
+			return nil, err
+		}
+		if least := c.LeastProcesses(); opts.NProc < least {
+			log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what one principal's sessions may have: one that fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS or SANDBOX_MAX_SESSIONS_PER_PRINCIPAL",
+				"limit", opts.NProc, "needed", least)
+		}
+	}
 	if c.AllowEgress {
 		opts.Egress = c.EgressNetwork
 	}

@@ -27,7 +27,7 @@ func (m *Manager) takeWarm(image string) (warm, bool) {
 		w := m.pool[0]
 		m.pool = m.pool[1:]
 		if w.image == image {
-			m.wg.Go(m.fill)
+			m.refill()
 			return w, true
 		}
 		w.rw.Close()
@@ -36,20 +36,28 @@ func (m *Manager) takeWarm(image string) (warm, bool) {
 	return warm{}, false
 }
 
+// refill fills the pool on a goroutine of its own, unless one is at it.
+func (m *Manager) refill() {
+	if m.refilling.CompareAndSwap(false, true) {
+		m.wg.Go(func() {
+			defer m.refilling.Store(false)
+			m.fill()
+		})
+	}
+}
+
 // fill starts containers until the pool is full, one at a time, so that it
 // never delays an open by more than one start.
 func (m *Manager) fill() {
 	for m.ctx.Err() == nil {
 		m.mu.Lock()
-		if len(m.pool)+m.filling >= m.cfg.Limits.WarmPool {
-			m.mu.Unlock()
+		full := len(m.pool) >= m.cfg.Limits.WarmPool
+		m.mu.Unlock()
+		if full {
 			return
 		}
-		m.filling++
-		m.mu.Unlock()
 		w, err := m.warmUp()
 		m.mu.Lock()
-		m.filling--
 		if err == nil {
 			m.pool = append(m.pool, w)
 		}
@@ -64,12 +72,14 @@ func (m *Manager) fill() {
 }
 
 func (m *Manager) warmUp() (warm, error) {
-	spec, err := m.cfg.Default(m.ctx)
+	ctx, cancel := context.WithTimeout(m.ctx, warmTimeout)
+	defer cancel()
+	spec, err := m.cfg.Default(ctx)
 	if err != nil {
 		return warm{}, err
 	}
 	now := m.cfg.Now()
-	return m.start(m.ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
+	return m.start(ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
 }
 
 // adopt takes over what an earlier sidecar of this instance left: sessions
@@ -168,7 +178,7 @@ func (m *Manager) tick() {
 	for {
 		m.Expire()
 		if m.cfg.Limits.WarmPool > 0 {
-			m.fill()
+			m.refill()
 		}
 		if time.Since(last) > reconcileEvery {
 			last = time.Now()
@@ -187,16 +197,16 @@ func (m *Manager) Expire() {
 	now := m.cfg.Now()
 	for _, s := range m.All() {
 		s.mu.Lock()
-		idle := s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL
 		stale := s.lastUsed.Sub(s.saved) > saveEvery
 		s.mu.Unlock()
 		switch {
 		case now.After(s.Deadline):
 			m.bury(s, errors.New("the session has ended: its ttl is over; open a new one with sandbox_open"))
 			m.wg.Go(func() { m.CloseSession(s, "ttl") })
-		case idle:
+		// Looked at and closed in one: a command that starts either keeps it or is refused.
+		case s.close(func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
 			m.bury(s, errors.New("the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it"))
-			m.wg.Go(func() { m.CloseSession(s, "idle") })
+			m.wg.Go(func() { m.finish(s, "idle") })
 		case stale:
 			m.save(s)
 		}
@@ -214,6 +224,9 @@ func (m *Manager) reconcile() {
 	running, strays := map[string]bool{}, map[string]string{}
 	for _, c := range cs {
 		id := c.Labels[engine.LabelSession]
+		if id == "" {
+			continue // it carries the agent: to a new image now, or until adopt finds it
+		}
 		running[id] = c.Running
 		strays[id] = c.ID
 	}

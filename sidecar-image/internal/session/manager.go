@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
@@ -18,6 +19,8 @@ import (
 
 const (
 	helloTimeout    = 30 * time.Second
+	openTimeout     = 2 * time.Minute
+	warmTimeout     = 5 * time.Minute // with a pull of the image
 	shutdownTimeout = 2 * time.Second
 	removeTimeout   = time.Minute
 	removers        = 2
@@ -36,14 +39,14 @@ type Manager struct {
 	total    int
 	leaving  map[string]chan struct{} // workspaces whose last session is being removed
 	pool     []warm
-	filling  int
 	epitaphs []epitaph
 
-	removals chan removal
-	openings chan struct{}
-	wg       sync.WaitGroup
-	ctx      context.Context
-	stop     context.CancelFunc
+	refilling atomic.Bool
+	removals  chan removal
+	openings  chan struct{}
+	wg        sync.WaitGroup
+	ctx       context.Context
+	stop      context.CancelFunc
 }
 
 // epitaph tells a session's owner, and nobody else, why it ended by itself.
@@ -120,6 +123,8 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("no more sessions: %s is %d; close one with sandbox_close, or try again when one has ended", e.Name, e.Limit)
 }
 
+var errSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", openTimeout)
+
 func (m *Manager) reserve(principal string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,6 +154,13 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	defer func() {
 		if m.cfg.Observe.Opened != nil {
 			m.cfg.Observe.Opened(time.Since(began), fromPool, err)
+		}
+	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errSlow)
+	defer cancel()
+	defer func() {
+		if err != nil && context.Cause(ctx) == errSlow {
+			err = fmt.Errorf("%w: %w", errSlow, err)
 		}
 	}()
 	if err := m.reserve(who.Principal); err != nil {
@@ -338,15 +350,16 @@ func (m *Manager) CloseRun(who Caller, rootRun string) int {
 // CloseSession ends a session: its processes before it returns, its container
 // soon after. Closing it again does nothing.
 func (m *Manager) CloseSession(s *Session, reason string) {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return
+	if s.close(nil) {
+		m.finish(s, reason)
 	}
-	s.closed = true
+}
+
+// finish ends a session that was just marked closed.
+func (m *Manager) finish(s *Session, reason string) {
+	s.mu.Lock()
 	conn := s.conn
 	s.mu.Unlock()
-
 	key := s.Principal + "/" + s.Workspace
 	gone := make(chan struct{})
 	m.mu.Lock()
@@ -516,7 +529,13 @@ func (m *Manager) bury(s *Session, why error) {
 }
 
 // Touch resets the idle timer.
-func (m *Manager) Touch(s *Session) { s.Use()() }
+func (m *Manager) Touch(s *Session) error {
+	done, err := s.Use()
+	if err == nil {
+		done()
+	}
+	return err
+}
 
 func (m *Manager) save(s *Session) {
 	s.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -90,23 +91,38 @@ type Session struct {
 	running  int
 	closed   bool
 
+	first     sync.Once // measures what the workspace held before this sidecar had it
 	measuring sync.Mutex
 	used      int64 // bytes in the workspace when last measured
 }
 
 // Use marks the session used and keeps it from idling until the returned
-// function is called.
-func (s *Session) Use() func() {
+// function is called. It fails when the session has been closed.
+func (s *Session) Use() (done func(), err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrUnknown
+	}
 	s.running++
 	s.lastUsed = s.m.cfg.Now()
-	s.mu.Unlock()
 	return func() {
 		s.mu.Lock()
 		s.running--
 		s.lastUsed = s.m.cfg.Now()
 		s.mu.Unlock()
+	}, nil
+}
+
+// close marks the session closed, once; only may keep it open.
+func (s *Session) close(only func() bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || only != nil && !only() {
+		return false
 	}
+	s.closed = true
+	return true
 }
 
 // LastUsed is when the session was last used.
@@ -195,15 +211,22 @@ func (s *Session) reconnect(ctx context.Context) (*host.Conn, error) {
 type ErrQuota struct{ Used, Quota int64 }
 
 func (e *ErrQuota) Error() string {
+	if e.Used == workspace.Unmeasured {
+		return fmt.Sprintf("the workspace is nested more than %d directories deep, which its quota (SANDBOX_WORKSPACE_QUOTA_MB) does not allow: delete the deepest", workspace.MaxDepth)
+	}
 	return fmt.Sprintf("the workspace holds %d MiB and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): delete something", e.Used>>20, e.Quota>>20)
 }
 
 // Quota returns an *ErrQuota when the session's workspace is over its quota,
 // by its last measurement.
 func (s *Session) Quota() error {
+	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
+		return nil
+	}
+	s.first.Do(func() { s.measure() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 || s.used <= s.m.cfg.Workspaces.Quota() {
+	if s.used <= s.m.cfg.Workspaces.Quota() {
 		return nil
 	}
 	return &ErrQuota{s.used, s.m.cfg.Workspaces.Quota()}
@@ -211,11 +234,12 @@ func (s *Session) Quota() error {
 
 // Guard measures the workspace while a command runs and ends its context with
 // an *ErrQuota when it grows above the quota. A command that only deletes is
-// let be. stop ends the guard and measures once more.
+// let be, unless the tree is too deep to see that. stop ends the guard and measures once more.
 func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func()) {
 	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
 		return ctx, func() {}
 	}
+	s.first.Do(func() { s.measure() })
 	guarded, cancel := context.WithCancelCause(ctx)
 	s.mu.Lock()
 	before := s.used
@@ -229,7 +253,7 @@ func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func
 				return
 			case <-time.After(guardEvery):
 				used := s.measure()
-				if q := s.m.cfg.Workspaces.Quota(); used > q && used > before {
+				if q := s.m.cfg.Workspaces.Quota(); used > q && (used > before || used == workspace.Unmeasured) {
 					cancel(&ErrQuota{used, q})
 				}
 			}
@@ -245,11 +269,12 @@ func (s *Session) measure() int64 {
 	s.measuring.Lock()
 	defer s.measuring.Unlock()
 	used, err := s.held.Usage()
-	if err != nil {
-		return 0 // closed under way
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.used = used
-	return used
+	if err == nil {
+		s.used = used
+	} else if !errors.Is(err, os.ErrClosed) { // closed under way
+		s.m.logger(s).Error("a workspace could not be measured; its last size counts", "workspace", s.Workspace, "error", err)
+	}
+	return s.used
 }

@@ -185,7 +185,9 @@ func touch(_ context.Context, c *call, in idIn) (*result, touchOut, error) {
 	if err != nil {
 		return nil, touchOut{}, err
 	}
-	c.Sessions.Touch(s)
+	if err := c.Sessions.Touch(s); err != nil {
+		return nil, touchOut{}, err
+	}
 	return nil, touchOut{s.ID, stamp(s.Expires())}, nil
 }
 

@@ -37,6 +37,10 @@ type Request struct {
 	Who  identity.Who
 	Done <-chan struct{} // closed when the client has gone or has cancelled
 	JSON bool            // the client takes no event stream, so no progress either
+	// Release is called when the call's arguments are no longer needed, maybe
+	// long before the client has taken its answer; nil in a batch, where they
+	// may be another call's.
+	Release func()
 	Lifted
 }
 
@@ -112,17 +116,21 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		// be answered, so its call ends.
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go func() {
+		go func(ended <-chan struct{}) {
 			select {
 			case <-r.Done:
 				cancel(errCancelled)
-			case <-ctx.Done():
+			case <-ended:
 			}
-		}()
+		}(ctx.Done())
 		ctx, end := t.Tracing.Call(ctx, req.Extra.Header, tool.Name, r.Who.Principal, r.Who.RootRun)
 		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r, log: t.Log.With("tool", tool.Name, "principal", r.Who.Principal, "run", r.Who.RootRun)}
 		got, out, err := run(ctx, c, args)
 		end(c.session, kindOf(got, err))
+		if r.Release != nil {
+			r.in = nil
+			r.Release()
+		}
 		if err != nil {
 			c.log.Info("call failed", "took", time.Since(began), "error", loggable(err))
 			return nil, out, err

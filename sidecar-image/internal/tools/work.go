@@ -84,7 +84,11 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if in.Stdin != "" {
 		stdin = strings.NewReader(in.Stdin)
 	}
-	defer s.Use()()
+	used, err := s.Use()
+	if err != nil {
+		return nil, out, err
+	}
+	defer used()
 	conn, err := s.Conn(ctx)
 	if err != nil {
 		return nil, out, err
@@ -260,7 +264,11 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err := s.Quota(); err != nil {
 		return nil, out, err
 	}
-	defer s.Use()()
+	used, err := s.Use()
+	if err != nil {
+		return nil, out, err
+	}
+	defer used()
 	conn, err := s.Conn(ctx)
 	if err != nil {
 		return nil, out, err
@@ -315,7 +323,11 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if err != nil {
 		return nil, out, err
 	}
-	defer s.Use()()
+	used, err := s.Use()
+	if err != nil {
+		return nil, out, err
+	}
+	defer used()
 	conn, err := s.Conn(ctx)
 	if err != nil {
 		return nil, out, err

@@ -7,12 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Name is what a workspace may be called.
@@ -98,9 +102,8 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		return nil, fmt.Errorf("opening the principal's directory: %w", err)
 	}
 	defer mine.Close()
-	fresh := mine.Mkdir(name, 0o755)
-	if fresh != nil && !errors.Is(fresh, fs.ErrExist) {
-		return nil, fmt.Errorf("making workspace %s: %w", name, fresh)
+	if err := mine.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("making workspace %s: %w", name, err)
 	}
 	// The engine mounts it by path and would follow a link: there must be none.
 	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
@@ -121,16 +124,9 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		f.Close()
 		return nil, ErrBusy
 	}
-	if fresh == nil {
-		if err := f.Chown(r.uid, r.uid); err != nil {
-			// A sidecar without root cannot give it away, so it lets the session in;
-			// the directories above keep others of the host out.
-			err = f.Chmod(0o777)
-			if err != nil {
-				f.Close()
-				return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
-			}
-		}
+	if err := r.give(f, opened); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
 	}
 	root, err := mine.OpenRoot(name)
 	if err != nil {
@@ -138,6 +134,21 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		return nil, err
 	}
 	return &Held{Path: filepath.Join(r.host, p, name), dir: f, root: root}, nil
+}
+
+// give makes a workspace the session's, also one that a sidecar was killed over
+// before it had.
+func (r *Root) give(f *os.File, st fs.FileInfo) error {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == r.uid {
+		return nil
+	}
+	err := f.Chown(r.uid, r.uid)
+	if err == nil || st.Mode().Perm()&0o007 == 0o007 {
+		return nil
+	}
+	// A sidecar without root cannot give it away, so it lets the session in;
+	// the directories above keep others of the host out.
+	return f.Chmod(0o777)
 }
 
 func mkdir(r *os.Root, name string, mode fs.FileMode) error {
@@ -150,28 +161,117 @@ func mkdir(r *os.Root, name string, mode fs.FileMode) error {
 	return nil
 }
 
-// Usage walks the workspace and returns its size on disk in bytes.
-func (h *Held) Usage() (int64, error) { return usage(h.root) }
+// Usage is the size on disk of the workspace in bytes. Directories that the
+// sidecar may not read are left out; a tree that is nested more than MaxDepth
+// directories deep has Unmeasured bytes.
+func (h *Held) Usage() (int64, error) {
+	u, err := measure(h.root)
+	return u.bytes, err
+}
 
-func usage(root *os.Root) (int64, error) {
-	var total int64
-	err := fs.WalkDir(root.FS(), ".", func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-				return nil // gone under way, or closed by its owner
-			}
+const (
+	// MaxDepth is how many directories deep a workspace is measured.
+	MaxDepth = 256
+	// Unmeasured is the size of a workspace that is nested deeper: more than any
+	// quota.
+	Unmeasured = math.MaxInt64
+	// hold is how many levels share one open directory: what is below is opened
+	// by its path from there, so that a deep tree takes few descriptors.
+	hold = 16
+)
+
+// walk goes through a workspace by descriptors and single names, which may be
+// any bytes: fs.FS refuses those that are not UTF-8.
+type walk struct {
+	bytes    int64
+	unread   int  // directories that may not be read
+	emptying bool // ends with an error at a directory that may not be emptied
+}
+
+func measure(root *os.Root) (walk, error) {
+	var w walk
+	if st, err := root.Lstat("."); err == nil {
+		w.add(st)
+	}
+	err := w.dir(root, ".", 1)
+	return w, err
+}
+
+func (w *walk) add(st fs.FileInfo) {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		w.bytes += sys.Blocks * 512
+	}
+}
+
+// dir adds what lies in a directory below base. What changes under way is no
+// error.
+func (w *walk) dir(base *os.Root, name string, depth int) error {
+	if depth > MaxDepth {
+		w.bytes = Unmeasured
+		return nil
+	}
+	dir, err := base.OpenRoot(name)
+	if err != nil {
+		return w.skip(err)
+	}
+	defer dir.Close()
+	names, err := readNames(dir)
+	if err != nil {
+		return w.skip(err)
+	}
+	if w.emptying && len(names) > 0 {
+		if err := emptiable(dir); err != nil {
 			return err
 		}
-		st, err := d.Info()
+	}
+	var below []string
+	for _, n := range names {
+		st, err := dir.Lstat(n)
 		if err != nil {
-			return nil
+			if err := w.skip(err); err != nil {
+				return err
+			}
+			continue
 		}
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-			total += sys.Blocks * 512
+		w.add(st)
+		if st.IsDir() {
+			below = append(below, n)
 		}
-		return nil
-	})
-	return total, err
+	}
+	if depth%hold == 0 {
+		base, name = dir, "."
+	} else {
+		dir.Close()
+	}
+	for _, n := range below {
+		if err := w.dir(base, filepath.Join(name, n), depth+1); err != nil || w.bytes == Unmeasured {
+			return err
+		}
+	}
+	return nil
+}
+
+// skip says which errors a walk goes on after.
+func (w *walk) skip(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission) && !w.emptying:
+		w.unread++
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP): // gone, or another thing by now
+	default:
+		return err
+	}
+	return nil
+}
+
+func readNames(dir *os.Root) ([]string, error) {
+	f, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
 }
 
 // Info describes a workspace for the operator.
@@ -181,9 +281,12 @@ type Info struct {
 	Bytes     int64     `json:"bytes"`
 	LastUsed  time.Time `json:"last_used"`
 	InUse     bool      `json:"in_use"`
+	Unread    int       `json:"unread,omitempty"` // directories that are not in Bytes: they may not be read
+	Error     string    `json:"error,omitempty"`  // why the rest is not known
 }
 
-// List returns every workspace, ordered by principal and name.
+// List returns every workspace, ordered by principal and name. One that cannot
+// be looked at has the reason in its Error.
 func (r *Root) List() ([]Info, error) {
 	top, err := os.OpenRoot(r.dir)
 	if err != nil {
@@ -191,79 +294,133 @@ func (r *Root) List() ([]Info, error) {
 	}
 	defer top.Close()
 	var out []Info
-	principals, err := fs.ReadDir(top.FS(), ".")
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range principals {
-		if !p.IsDir() {
-			continue
-		}
-		names, err := fs.ReadDir(top.FS(), p.Name())
+	err = each(top, func(principal string, mine *os.Root, names []string, err error) {
 		if err != nil {
-			return nil, err
+			out = append(out, Info{Principal: principal, Error: err.Error()})
 		}
-		for _, n := range names {
-			if !n.IsDir() || !Name.MatchString(n.Name()) {
+		for _, name := range names {
+			if !Name.MatchString(name) {
 				continue
 			}
-			info, err := r.inspect(top, p.Name(), n.Name())
-			if err != nil {
-				return nil, err
+			if st, err := mine.Lstat(name); err != nil || !st.IsDir() {
+				continue
 			}
-			out = append(out, info)
+			out = append(out, inspect(mine, principal, name))
 		}
-	}
-	return out, nil
+	})
+	return out, err
 }
 
-func (r *Root) inspect(top *os.Root, principal, name string) (Info, error) {
-	root, err := top.OpenRoot(filepath.Join(principal, name))
+// each calls f with each principal's directory and the names in it, or with why
+// they cannot be read.
+func each(top *os.Root, f func(principal string, mine *os.Root, names []string, err error)) error {
+	principals, err := readNames(top)
 	if err != nil {
-		return Info{}, err
+		return fmt.Errorf("reading SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	for _, p := range principals {
+		if st, err := top.Lstat(p); err != nil || !st.IsDir() {
+			continue
+		}
+		mine, err := top.OpenRoot(p)
+		if err != nil {
+			f(p, nil, nil, err)
+			continue
+		}
+		names, err := readNames(mine)
+		f(p, mine, names, err)
+		mine.Close()
+	}
+	return nil
+}
+
+func inspect(mine *os.Root, principal, name string) Info {
+	info := Info{Principal: principal, Name: name}
+	fail := func(err error) Info {
+		info.Error = err.Error()
+		return info
+	}
+	root, err := mine.OpenRoot(name)
+	if err != nil {
+		return fail(err)
 	}
 	defer root.Close()
-	info := Info{Principal: principal, Name: name}
-	if info.Bytes, err = usage(root); err != nil {
-		return Info{}, err
-	}
 	f, err := root.Open(".")
 	if err != nil {
-		return Info{}, err
+		return fail(err)
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err == nil {
-		info.LastUsed = st.ModTime()
+	st, err := f.Stat()
+	if err != nil {
+		return fail(err)
 	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		info.InUse = true
+	info.LastUsed = st.ModTime()
+	info.InUse = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
+	u, err := measure(root)
+	info.Bytes, info.Unread = u.bytes, u.unread
+	if err != nil {
+		return fail(err)
 	}
-	return info, nil
+	if u.bytes == Unmeasured {
+		return fail(fmt.Errorf("it is nested more than %d directories deep", MaxDepth))
+	}
+	return info
 }
 
 // Prune removes the workspaces whose top directory was last changed before
-// the given time and that no session has; dry only names them.
+// the given time and that no session has; dry only names them. One that cannot
+// be removed stays as it is: the error names each, beside those that were
+// removed. What an earlier Prune left half removed goes too.
 func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
 	all, err := r.List()
 	if err != nil {
 		return nil, err
 	}
 	var out []Info
+	var errs []error
 	for _, info := range all {
-		if info.InUse || !info.LastUsed.Before(before) {
+		if info.InUse || info.LastUsed.IsZero() || !info.LastUsed.Before(before) {
 			continue
 		}
 		if !dry {
 			if err := r.remove(info); err != nil {
-				if errors.Is(err, ErrBusy) {
-					continue
+				if !errors.Is(err, ErrBusy) {
+					errs = append(errs, fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err))
 				}
-				return out, err
+				continue
 			}
 		}
 		out = append(out, info)
 	}
-	return out, nil
+	if !dry {
+		errs = append(errs, r.sweep())
+	}
+	return out, errors.Join(errs...)
+}
+
+// doomed is what a workspace is called while it is removed: no workspace's Name.
+func doomed(name string) string { return "." + name + ".pruned" }
+
+// sweep removes what a Prune that was killed had renamed.
+func (r *Root) sweep() error {
+	top, err := os.OpenRoot(r.dir)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	var errs []error
+	err = each(top, func(principal string, mine *os.Root, names []string, _ error) {
+		for _, n := range names {
+			name, ok := strings.CutSuffix(strings.TrimPrefix(n, "."), ".pruned")
+			if !ok || n != doomed(name) || !Name.MatchString(name) {
+				continue
+			}
+			if err := mine.RemoveAll(n); err != nil {
+				errs = append(errs, fmt.Errorf("removing what is left of workspace %s/%s: %w", principal, name, err))
+			}
+		}
+	})
+	return errors.Join(append(errs, err)...)
 }
 
 // remove renames the workspace away under its lock, so that no session can
@@ -282,14 +439,45 @@ func (r *Root) remove(info Info) error {
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return ErrBusy
 	}
-	doomed := "." + info.Name + ".pruned"
-	if err := top.RemoveAll(doomed); err != nil {
+	root, err := top.OpenRoot(info.Name)
+	if err != nil {
 		return err
 	}
-	if err := top.Rename(info.Name, doomed); err != nil {
-		return fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err)
+	defer root.Close()
+	if err := removable(root); err != nil {
+		return err
 	}
-	return top.RemoveAll(doomed)
+	away := doomed(info.Name)
+	if err := top.RemoveAll(away); err != nil {
+		return err
+	}
+	if err := top.Rename(info.Name, away); err != nil {
+		return err
+	}
+	if err := top.RemoveAll(away); err != nil {
+		return errors.Join(err, top.Rename(away, info.Name)) // in view again, with what is left of it
+	}
+	return nil
+}
+
+// removable says whether this process may empty every directory of a workspace.
+// One that is not root may not empty what sessions made.
+func removable(root *os.Root) error {
+	w := walk{emptying: true}
+	err := w.dir(root, ".", 1)
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: a session made directories there that this user may not empty; prune as root", err)
+	}
+	return err
+}
+
+func emptiable(dir *os.Root) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Faccessat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 }
 
 // Touch marks the workspace as used, for Prune.

@@ -2,9 +2,13 @@ package workspace
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -85,6 +89,59 @@ func TestSymlinks(t *testing.T) {
 	}
 }
 
+// What a session may make of its workspace: neither hides a byte from the quota,
+// nor takes the list of all from the operator.
+func TestHostileTrees(t *testing.T) {
+	r, dir := root(t, 0)
+	var all []*Held
+	for name, c := range map[string]struct {
+		grow string
+		want int64
+	}{
+		"utf8": {"mkdir $'\\xff' && head -c 1000000 /dev/zero >$'\\xff'/$'\\xfe'", 1 << 20},
+		"fifo": {"mkfifo p && ln -s / up && ln -s . self && head -c 1000000 /dev/zero >f", 1 << 20},
+		"deep": {"for i in {1..100}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", 2 << 20},
+		"pit":  {"for i in {1..300}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", Unmeasured},
+	} {
+		h, err := r.Take("p", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, h)
+		cmd := exec.Command("bash", "-ec", c.grow)
+		cmd.Dir = h.Path
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if used, err := h.Usage(); err != nil || used < 1e6 || used > c.want {
+			t.Errorf("%s: %d bytes, %v", name, used, err)
+		} else if c.want == Unmeasured && used != Unmeasured {
+			t.Errorf("%s: measured as %d", name, used)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "\xff"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	infos, err := r.List()
+	if err != nil || len(infos) != 4 {
+		t.Fatalf("%+v, %v", infos, err)
+	}
+	for _, info := range infos {
+		if (info.Error != "") != (info.Name == "pit") {
+			t.Errorf("%+v", info)
+		}
+	}
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 0 {
+		t.Errorf("while they are in use: %+v, %v", pruned, err)
+	}
+	for _, h := range all {
+		h.Close()
+	}
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 4 {
+		t.Errorf("pruned %+v, %v", pruned, err)
+	}
+}
+
 func TestListAndPrune(t *testing.T) {
 	r, dir := root(t, 0)
 	outside := filepath.Join(t.TempDir(), "keep")
@@ -133,5 +190,103 @@ func TestListAndPrune(t *testing.T) {
 	}
 	if _, err := os.Stat(outside); err != nil {
 		t.Error("prune followed a link out of the workspace")
+	}
+}
+
+// A sidecar that is not root: what sessions made is another user's, and closed to
+// it. Where it cannot remove a workspace that stays as it was, and the others go.
+func TestPruneWithoutRoot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("making files of two users needs root")
+	}
+	const sidecar, session = 65532, 1000
+	dir, err := os.MkdirTemp("/tmp", "workspaces") // t.TempDir is closed to other users
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	script := `install -d -o $1 -m 711 p && cd p
+install -d -o $1 -m 777 stuck easy && install -d -o $1 .gone.pruned .not-ours
+echo x >easy/f && echo x >.gone.pruned/f
+install -d -o $2 stuck/made && install -d -o $2 -m 700 stuck/closed && echo x >stuck/made/f && echo x >stuck/f && chown $2 stuck/f stuck/made/f
+touch -d '3 days ago' stuck easy`
+	cmd := exec.Command("sh", "-ec", script, "sh", fmt.Sprint(sidecar), fmt.Sprint(session))
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.Chown(dir, sidecar, sidecar); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(dir, "", session, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var infos []Info
+	as(t, sidecar, func() { infos, err = r.List() })
+	if err != nil || len(infos) != 2 || infos[0].Unread != 0 || infos[1].Unread != 1 || infos[1].Error != "" {
+		t.Errorf("%+v, %v", infos, err)
+	}
+	var pruned []Info
+	as(t, sidecar, func() { pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false) })
+	if err == nil || !strings.Contains(err.Error(), "removing workspace p/stuck") || !strings.Contains(err.Error(), "as root") {
+		t.Errorf("the error is %v", err)
+	}
+	if len(pruned) != 1 || pruned[0].Name != "easy" {
+		t.Errorf("pruned %+v", pruned)
+	}
+	for path, want := range map[string]bool{"stuck/f": true, "stuck/made/f": true, "easy": false, ".gone.pruned": false, ".not-ours": true, ".stuck.pruned": false} {
+		if _, err := os.Lstat(filepath.Join(dir, "p", path)); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false); err != nil || len(pruned) != 1 {
+		t.Errorf("as root: %+v, %v", pruned, err)
+	}
+}
+
+// as runs f as another user: on a thread of its own, that ends with it.
+func as(t *testing.T, uid int, f func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		_, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
+		if errno == 0 {
+			f()
+			done <- nil
+			return
+		}
+		done <- errno
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A sidecar that was killed between making a workspace and giving it away.
+func TestWorkspaceOfRoot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("giving a directory away needs root")
+	}
+	dir := t.TempDir()
+	r, err := New(dir, "", 1000, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "p", "ws"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h, err := r.Take("p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	var st syscall.Stat_t
+	if err := syscall.Stat(h.Path, &st); err != nil || st.Uid != 1000 || st.Gid != 1000 {
+		t.Errorf("it belongs to %d:%d, %v", st.Uid, st.Gid, err)
 	}
 }

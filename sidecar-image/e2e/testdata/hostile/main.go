@@ -46,6 +46,9 @@ func attack(w *wire.Writer, stream uint32, m wire.Exec) {
 		for out(1) == nil {
 			time.Sleep(10 * time.Millisecond)
 		}
+	case "empty": // frames that no limit counts
+		for ch := wire.Stdout; w.Write(wire.TOutput, stream, []byte{byte(ch)}) == nil; ch ^= wire.Stdout ^ wire.Stderr {
+		}
 	case "mute":
 	case "garbage":
 		_, _ = os.Stdout.Write([]byte("HTTP/1.1 200 OK\r\n\r\n{}"))

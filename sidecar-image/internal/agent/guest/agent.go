@@ -73,9 +73,8 @@ func New(dir, build string) (*Agent, error) {
 // Main runs the agent as PID 1 until it is told to stop, by a frame or a
 // signal.
 func Main(ctx context.Context, dir, build string) error {
-	// Processes of the same uid may otherwise open /proc/1/fd and /proc/1/mem.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("making the agent undumpable: %w", err)
+	if err := hide(); err != nil {
+		return err
 	}
 	// Below an engine's --init it must still get orphans. PID 1 gets them anyway,
 	// and gVisor refuses the call to any thread but the first.
@@ -113,6 +112,15 @@ func Main(ctx context.Context, dir, build string) error {
 		a.procs.forward(s.(syscall.Signal), termGrace)
 	case <-a.exit:
 	case <-ctx.Done():
+	}
+	return nil
+}
+
+// hide keeps processes of the same uid from /proc/PID/fd and /proc/PID/mem of
+// this one: they would speak to the sidecar in its place.
+func hide() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("making the agent undumpable: %w", err)
 	}
 	return nil
 }
@@ -422,6 +430,9 @@ func (c *conn) end() {
 // Connect bridges stdio to a running agent's socket: what a restarted sidecar
 // runs through the engine's exec API when the first stdio is lost.
 func Connect(in io.Reader, out io.Writer) error {
+	if err := hide(); err != nil {
+		return err
+	}
 	c, err := net.Dial("unix", Socket)
 	if err != nil {
 		return fmt.Errorf("the session's agent does not listen: %w", err)

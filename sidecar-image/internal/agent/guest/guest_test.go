@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"golang.org/x/sys/unix"
 )
 
 func TestRing(t *testing.T) {
@@ -201,5 +202,14 @@ func TestHello(t *testing.T) {
 	}
 	if _, err := wire.NewReader(first).Read(); err == nil {
 		t.Error("the first connection lives on beside the second")
+	}
+}
+
+// The bridge runs beside the session's commands, under their uid.
+func TestConnectIsHidden(t *testing.T) {
+	t.Cleanup(func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) })
+	_ = Connect(strings.NewReader(""), io.Discard)
+	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); err != nil || dumpable != 0 {
+		t.Errorf("a process of the same uid may open its stdio: dumpable is %d, %v", dumpable, err)
 	}
 }

@@ -23,6 +23,8 @@ const (
 	// grace is how long after an exec's own limit the agent may take to kill it
 	// and answer.
 	grace = 20 * time.Second
+	// fileTimeout is for the content of one file, either way.
+	fileTimeout = 2 * time.Minute
 	// readChunk is what a file that is read is first given, in bytes.
 	readChunk = 64 << 10
 )
@@ -272,10 +274,14 @@ type Output struct {
 	Dropped int64
 }
 
-type outputRun struct {
-	n      int
-	stderr bool
-}
+// outputRun is a run of bytes of one stream: twice their number, and 1 for
+// stderr. Small, as an agent may change the stream with every byte.
+type outputRun uint32
+
+const maxRun = 1<<31 - 1 // bytes
+
+func (r outputRun) n() int       { return int(r >> 1) }
+func (r outputRun) stderr() bool { return r&1 == 1 }
 
 // Live returns the bytes that have arrived so far.
 func (o *Output) Live() []byte {
@@ -285,8 +291,8 @@ func (o *Output) Live() []byte {
 }
 
 func (o *Output) add(f wire.Frame, limit int) error {
-	if len(f.Payload) < 1 {
-		return errors.New("output frame without a channel")
+	if len(f.Payload) < 2 {
+		return errors.New("output frame without a channel or without output") // empty ones would count against no limit
 	}
 	ch, b := wire.Channel(f.Payload[0]), f.Payload[1:]
 	if ch < wire.Stdout || ch > wire.StderrTail {
@@ -305,12 +311,15 @@ func (o *Output) add(f wire.Frame, limit int) error {
 	if isTail && o.tail < 0 {
 		o.tail, fresh = len(o.runs), true
 	}
-	stderr := ch == wire.Stderr || ch == wire.StderrTail
+	run := outputRun(len(b)) << 1
+	if ch == wire.Stderr || ch == wire.StderrTail {
+		run |= 1
+	}
 	o.buf = append(o.buf, b...)
-	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr == stderr {
-		o.runs[last].n += len(b)
+	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr() == run.stderr() && o.runs[last].n() <= maxRun-len(b) {
+		o.runs[last] += run &^ 1
 	} else {
-		o.runs = append(o.runs, outputRun{len(b), stderr})
+		o.runs = append(o.runs, run)
 	}
 	return nil
 }
@@ -335,14 +344,14 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 	if cut < 0 {
 		cut = len(o.runs)
 	}
-	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], outputRun{}) {
+	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], 0) {
 		if o.Dropped > 0 && i == cut {
 			out = append(out, gap...)
 		}
-		if w == Both || (w == Stderr) == r.stderr {
-			out = append(out, o.buf[at:at+r.n]...)
+		if w == Both || (w == Stderr) == r.stderr() {
+			out = append(out, o.buf[at:at+r.n()]...)
 		}
-		at += r.n
+		at += r.n()
 	}
 	return out
 }
@@ -441,6 +450,8 @@ func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error)
 	if err := c.w.WriteJSON(wire.TRead, id, m); err != nil {
 		return nil, 0, c.broken(id, err)
 	}
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	var file wire.File
 	if err := c.wait(ctx, id, s, &file); err != nil {
 		return nil, 0, err
@@ -458,8 +469,15 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 		return c.broken(id, err)
 	}
 	go c.send(id, s, bytes.NewReader(content))
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	var file wire.File
 	return c.wait(ctx, id, s, &file)
+}
+
+// inTime gives up an agent that does not answer about a file.
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, fileTimeout, fmt.Errorf("%w: a file took longer than %v", ErrLost, fileTimeout))
 }
 
 // grant must not wait for a peer that does not read: the reader calls it.

@@ -5,11 +5,14 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 )
@@ -53,7 +56,11 @@ func TestHostileAgent(t *testing.T) {
 			_ = w.Write(wire.TOutput, id, output(wire.Stdout, strings.Repeat("x", 101)))
 		},
 		"an unknown channel": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, output(9, "x")) },
-		"no channel":         func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, nil) },
+		"empty alternating frames": func(w *wire.Writer, id uint32, _ net.Conn) {
+			for ch := wire.Stdout; w.Write(wire.TOutput, id, output(ch, "")) == nil; ch ^= wire.Stdout ^ wire.Stderr {
+			}
+		},
+		"no channel": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TOutput, id, nil) },
 		"head after tail": func(w *wire.Writer, id uint32, _ net.Conn) {
 			_ = w.Write(wire.TOutput, id, output(wire.StdoutTail, "x"))
 			_ = w.Write(wire.TOutput, id, output(wire.Stdout, "x"))
@@ -93,6 +100,44 @@ func TestClaimsAreBounded(t *testing.T) {
 	_, exit, err := c.Exec(t.Context(), wire.Exec{MaxOutput: 100}, nil, nil)
 	if err != nil || exit.Code != 0 || exit.Signal != "" || exit.PeakMemory != 0 || exit.Dropped != 0 {
 		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// An agent that goes mute, and one that hears nothing more, as when its process is
+// stopped: whoever reads or writes a file gets an answer all the same.
+func TestMuteAgent(t *testing.T) {
+	for name, op := range map[string]func(context.Context, *Conn) error{
+		"read": func(ctx context.Context, c *Conn) error {
+			_, _, err := c.ReadFile(ctx, wire.Read{Path: "f", Max: 1 << 20})
+			return err
+		},
+		"write":       func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, []byte("x")) },
+		"large write": func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, make([]byte, 1<<20)) },
+	} {
+		for _, frames := range []int{1, 1000} { // that it still hears
+			t.Run(fmt.Sprintf("%s, %d frames", name, frames), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					gone := make(chan struct{})
+					c := hostile(t, func(_ *wire.Writer, r *wire.Reader, _ net.Conn) {
+						for range frames {
+							if _, err := r.Read(); err != nil {
+								break
+							}
+						}
+						<-gone
+					})
+					began := time.Now()
+					if err := op(t.Context(), c); !errors.Is(err, ErrLost) {
+						t.Errorf("it ended with %v", err)
+					}
+					if took := time.Since(began); took > fileTimeout+grace {
+						t.Errorf("it took %v", took)
+					}
+					<-c.Done()
+					close(gone)
+				})
+			})
+		}
 	}
 }
 
@@ -136,6 +181,29 @@ func TestOutput(t *testing.T) {
 	_ = headOnly.add(wire.Frame{Payload: output(wire.Stdout, "a")}, 100)
 	if got := string(headOnly.Bytes(Both, "|")); got != "a|" {
 		t.Errorf("a cut without a tail: %q", got)
+	}
+}
+
+// The stream may change with every byte: what is kept of that is bounded by the
+// output.
+func TestOutputOfManyRuns(t *testing.T) {
+	const limit = 1 << 20
+	o := &Output{tail: -1}
+	ch := wire.Stdout
+	for range limit {
+		if err := o.add(wire.Frame{Payload: output(ch, "x")}, limit); err != nil {
+			t.Fatal(err)
+		}
+		ch ^= wire.Stdout ^ wire.Stderr
+	}
+	if err := o.add(wire.Frame{Payload: output(ch, "x")}, limit); err == nil {
+		t.Error("more than the limit is taken")
+	}
+	if size := cap(o.runs) * int(unsafe.Sizeof(o.runs[0])); size > 6*limit {
+		t.Errorf("%d bytes of output take %d more", limit, size)
+	}
+	if n := len(o.Bytes(Stderr, "")); n != limit/2 {
+		t.Errorf("stderr has %d bytes", n)
 	}
 }
 

@@ -1,0 +1,176 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+)
+
+// hung is an engine that lists containers and answers nothing else.
+type hung struct {
+	has     []engine.State
+	creates atomic.Int32
+	removed chan string // asked for, if not nil
+}
+
+func (h *hung) List(context.Context, string) ([]engine.State, error) { return h.has, nil }
+func (h *hung) Create(ctx context.Context, _ engine.Spec) (string, error) {
+	h.creates.Add(1)
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+func (h *hung) Start(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+func (h *hung) Attach(ctx context.Context, _ string) (io.ReadWriteCloser, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (h *hung) Connect(ctx context.Context, _ string) (io.ReadWriteCloser, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (h *hung) Inspect(ctx context.Context, _ string) (engine.State, bool, error) {
+	<-ctx.Done()
+	return engine.State{}, false, ctx.Err()
+}
+func (h *hung) Kill(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+func (h *hung) Remove(ctx context.Context, id string) error {
+	if h.removed != nil {
+		h.removed <- id
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// An engine that takes calls and never answers: sessions end in their time, the
+// pool is tried again, and an open is refused.
+func TestHungEngine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store, err := OpenStore(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		now := time.Now()
+		rec := Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(time.Minute)}
+		if err := store.Put(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
+		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler),
+			Limits:  Limits{Sessions: 5, PerPrincipal: 5, IdleTTL: time.Hour, WarmPool: 2, Opening: 1},
+			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		who := Caller{Principal: "p"}
+		if _, err := m.Get(who, rec.ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute + 2*tickEvery)
+		if _, err := m.Get(who, rec.ID); err == nil {
+			t.Error("the session lives on after its ttl")
+		}
+		if n := e.creates.Load(); n != 1 {
+			t.Errorf("%d containers of the pool are started at once", n)
+		}
+		began := time.Now()
+		if _, err := m.Open(t.Context(), who, Request{TTL: time.Hour}); !errors.Is(err, errSlow) || time.Since(began) > openTimeout+time.Second {
+			t.Errorf("after %v the open ended with %v", time.Since(began), err)
+		}
+		before := e.creates.Load()
+		time.Sleep(warmTimeout)
+		if e.creates.Load() == before {
+			t.Error("the pool is not tried again")
+		}
+	})
+}
+
+// The container that carries the agent to an engine has no session: one that an
+// earlier sidecar left is removed, one that is at work now is not.
+func TestCarriers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store, err := OpenStore(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		e := &hung{removed: make(chan string, 10), has: []engine.State{{ID: "left", Labels: map[string]string{engine.LabelPool: "agent-copy"}}}}
+		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if id := <-e.removed; id != "left" {
+			t.Errorf("removed %s", id)
+		}
+		time.Sleep(3 * reconcileEvery)
+		if len(e.removed) > 0 {
+			t.Errorf("a carrier at work was removed")
+		}
+	})
+}
+
+// A command that starts while its session is found idle either keeps the session
+// or is refused: it is never killed by the close.
+func TestIdleIsDecidedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store, err := OpenStore(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		var ahead atomic.Int64 // of the clock, in nanoseconds
+		now := time.Now()
+		rec := Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(24 * time.Hour)}
+		if err := store.Put(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
+		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler), Limits: Limits{IdleTTL: time.Hour},
+			Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		who := Caller{Principal: "p"}
+		s, err := m.Get(who, rec.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, err := s.Use()
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour) // a long command
+		if _, err := m.Get(who, rec.ID); err != nil {
+			t.Fatalf("the session was closed under a command: %v", err)
+		}
+		done()
+		time.Sleep(time.Hour)
+		ahead.Store(int64(2 * time.Minute)) // found idle between two ticks
+		m.Expire()
+		if _, err := s.Use(); !errors.Is(err, ErrUnknown) {
+			t.Errorf("a command may start in a session that is being closed: %v", err)
+		}
+		if err := m.Touch(s); !errors.Is(err, ErrUnknown) {
+			t.Errorf("it can be touched: %v", err)
+		}
+		synctest.Wait()
+		if _, err := m.Get(who, rec.ID); err == nil || errors.Is(err, ErrUnknown) {
+			t.Errorf("its owner is told %v", err)
+		}
+	})
+}
