@@ -166,7 +166,9 @@ func supply(t *testing.T, f family, name string, args ...string) (string, error)
 	if name != "sbom-diff" {
 		args = append([]string{"-root", f.root}, args...)
 	}
-	err := run(context.WithoutCancel(t.Context()), environment{&out, &out, func(string) string { return "" }}, append([]string{name}, args...))
+	cache := t.TempDir()
+	getenv := func(name string) string { return map[string]string{"LOOMCYCLE_CACHE": cache}[name] }
+	err := run(context.WithoutCancel(t.Context()), environment{&out, &out, getenv}, append([]string{name}, args...))
 	return out.String(), err
 }
 
