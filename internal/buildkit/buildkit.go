@@ -111,12 +111,21 @@ func TempRoot(getenv func(string) string) (string, error) {
 	}
 	for _, e := range left {
 		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > stale {
-			if err := os.RemoveAll(filepath.Join(root, e.Name())); err != nil {
-				return "", fmt.Errorf("removing what a killed process left: %w", err)
-			}
+			sweep(filepath.Join(root, e.Name()))
 		}
 	}
 	return root, nil
+}
+
+// sweep removes a folder, also one with files of a rootless daemon. What stays
+// is tried again the next time: it is no reason to stop what is to be done now.
+func sweep(dir string) {
+	if os.RemoveAll(dir) == nil || os.Geteuid() == 0 {
+		return
+	}
+	if rm, err := remover(dir); err == nil {
+		_ = rm.Run()
+	}
 }
 
 // Node is one BuildKit daemon.

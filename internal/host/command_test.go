@@ -5,19 +5,15 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 )
 
-// What a program has started ends with it, and both may clean up.
-func TestCommandEndsTheGroup(t *testing.T) {
-	dir := t.TempDir()
-	ctx, cancel := context.WithCancel(t.Context())
-	cmd := Command(ctx, "sh", "-c", `
-		trap 'touch parent' INT
-		sh -c 'trap "touch child; exit" INT; echo ready; while :; do sleep 0.1; done'`)
-	cmd.Dir = dir
+// ready starts a program and waits for its first line.
+func ready(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -28,6 +24,17 @@ func TestCommandEndsTheGroup(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(line, err)
 	}
+}
+
+// What a program has started ends with it, and both may clean up.
+func TestCommandEndsTheGroup(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := Command(ctx, "sh", "-c", `
+		trap 'touch parent' INT
+		sh -c 'trap "touch child; exit" INT; echo ready; while :; do sleep 0.1; done'`)
+	cmd.Dir = dir
+	ready(t, cmd)
 	cancel()
 	_ = cmd.Wait()
 	for _, name := range []string{"parent", "child"} {
@@ -41,16 +48,7 @@ func TestCommandEndsTheGroup(t *testing.T) {
 func TestCommandKills(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := Command(ctx, "sh", "-c", `trap "" INT; echo ready; while :; do sleep 0.1; done`)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(line, err)
-	}
+	ready(t, cmd)
 	start := time.Now()
 	cancel()
 	if err := cmd.Wait(); err == nil || !errors.Is(ctx.Err(), context.Canceled) {

@@ -31,7 +31,7 @@ const (
 const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 
 // serve starts a server that has no engine behind it.
-func serve(t *testing.T, timeout time.Duration) (*Server, *httptest.Server) {
+func serve(t *testing.T, timeout time.Duration, hooks ...func(http.ConnState)) (*Server, *httptest.Server) {
 	t.Helper()
 	auth, err := identity.New(t.Context(), identity.Options{Tokens: []identity.Token{{Name: "main", Secret: main}, {Name: "other", Secret: other}}})
 	if err != nil {
@@ -42,6 +42,9 @@ func serve(t *testing.T, timeout time.Duration) (*Server, *httptest.Server) {
 	s := &Server{Auth: auth, Tools: &tools.Tools{Config: &config.Config{}, Metrics: m, Log: log}, Metrics: m, MaxBody: 32 << 20, Version: "1.0.0", Log: log, timeout: timeout}
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
+	for _, hook := range hooks {
+		srv.Config.ConnState = func(_ net.Conn, state http.ConnState) { hook(state) }
+	}
 	srv.Start()
 	t.Cleanup(srv.Close)
 	return s, srv
@@ -245,17 +248,12 @@ func TestUnwantedBody(t *testing.T) {
 // A client that sends requests and takes no answers is left alone after a while.
 func TestUntakenAnswers(t *testing.T) {
 	const timeout = time.Second
-	s, _ := serve(t, timeout)
 	closed := make(chan struct{})
-	srv := httptest.NewUnstartedServer(nil)
-	srv.Config = s.HTTP()
-	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+	_, srv := serve(t, timeout, func(state http.ConnState) {
 		if state == http.StateClosed {
 			close(closed)
 		}
-	}
-	srv.Start()
-	t.Cleanup(srv.Close)
+	})
 	// A request's id comes back in its answer.
 	body := `{"jsonrpc":"2.0","method":"ping","id":"` + strings.Repeat("i", 15<<10) + `"}`
 	conn := post(t, srv, main, int64(len(body)), body)
