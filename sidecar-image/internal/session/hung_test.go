@@ -50,29 +50,44 @@ func (h *hung) Remove(ctx context.Context, id string) error {
 	return ctx.Err()
 }
 
+// opened is the record of a session whose container is c.
+func opened(ttl time.Duration) Record {
+	now := time.Now()
+	return Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(ttl)}
+}
+
+// manage makes a manager over a store in which the records are.
+func manage(t *testing.T, path string, c Config, records ...Record) *Manager {
+	t.Helper()
+	store, err := OpenStore(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	for _, r := range records {
+		if err := store.Put(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Store, c.Log = store, slog.New(slog.DiscardHandler)
+	m, err := New(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
 // An engine that takes calls and never answers: sessions end in their time, the
 // pool is tried again, and an open is refused.
 func TestHungEngine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		store, err := OpenStore(t.Context(), path, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer store.Close()
-		now := time.Now()
-		rec := Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(time.Minute)}
-		if err := store.Put(t.Context(), rec); err != nil {
-			t.Fatal(err)
-		}
+		rec := opened(time.Minute)
 		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
-		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler),
+		m := manage(t, path, Config{Engine: e,
 			Limits:  Limits{Sessions: 5, PerPrincipal: 5, IdleTTL: time.Hour, WarmPool: 2, Opening: 1},
-			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
+			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }}, rec)
 		who := Caller{Principal: "p"}
 		if _, err := m.Get(who, rec.ID); err != nil {
 			t.Fatal(err)
@@ -101,17 +116,8 @@ func TestHungEngine(t *testing.T) {
 func TestCarriers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		store, err := OpenStore(t.Context(), path, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer store.Close()
 		e := &hung{removed: make(chan string, 10), has: []engine.State{{ID: "left", Labels: map[string]string{engine.LabelPool: "agent-copy"}}}}
-		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
+		manage(t, path, Config{Engine: e})
 		if id := <-e.removed; id != "left" {
 			t.Errorf("removed %s", id)
 		}
@@ -127,24 +133,11 @@ func TestCarriers(t *testing.T) {
 func TestIdleIsDecidedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		store, err := OpenStore(t.Context(), path, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer store.Close()
 		var ahead atomic.Int64 // of the clock, in nanoseconds
-		now := time.Now()
-		rec := Record{ID: NewID(), State: Open, Principal: "p", Key: "k", Container: "c", Created: now, LastUsed: now, Deadline: now.Add(24 * time.Hour)}
-		if err := store.Put(t.Context(), rec); err != nil {
-			t.Fatal(err)
-		}
+		rec := opened(24 * time.Hour)
 		e := &hung{has: []engine.State{{ID: "c", Running: true, Labels: map[string]string{engine.LabelSession: rec.ID}}}}
-		m, err := New(t.Context(), Config{Engine: e, Store: store, Log: slog.New(slog.DiscardHandler), Limits: Limits{IdleTTL: time.Hour},
-			Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
+		m := manage(t, path, Config{Engine: e, Limits: Limits{IdleTTL: time.Hour},
+			Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }}, rec)
 		who := Caller{Principal: "p"}
 		s, err := m.Get(who, rec.ID)
 		if err != nil {
