@@ -122,8 +122,7 @@ func (c *Client) endpoint(repo, rest string) *url.URL {
 	return &url.URL{Scheme: c.registry.Scheme(), Host: c.registry.RegistryStr(), Path: "/v2/" + repo + "/" + rest}
 }
 
-// hasBlob only spares an upload. A registry whose disk was full can hold an empty
-// link to a blob and fail on it ever after (500); sending the blob again mends that.
+// hasBlob only spares an upload, so a 500 means no, as for HasManifest.
 func (c *Client) hasBlob(ctx context.Context, repo string, h v1.Hash) (bool, error) {
 	resp, err := c.do(ctx, http.MethodHead, c.endpoint(repo, "blobs/"+h.String()), nil, nil, http.StatusOK, http.StatusNotFound, http.StatusInternalServerError)
 	if err != nil {

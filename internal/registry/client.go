@@ -224,7 +224,9 @@ func (c *Client) PutManifest(ctx context.Context, repository, ref string, m Mani
 	return nil
 }
 
-// HasManifest asks for a manifest by digest. An answer other than yes or a 404 is an error.
+// HasManifest asks for a manifest by digest, to spare writing it again: a 404
+// means no, and so does a 500, which a registry that once ran out of disk gives
+// for an empty link until the manifest is written anew. Any other answer is an error.
 func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) (bool, error) {
 	repo, err := c.Repository(repository)
 	if err != nil {
@@ -232,7 +234,7 @@ func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) 
 	}
 	_, err = remote.Head(repo.Digest(h.String()), c.Remote(ctx)...)
 	var e *transport.Error
-	if errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+	if errors.As(err, &e) && (e.StatusCode == http.StatusNotFound || e.StatusCode == http.StatusInternalServerError) {
 		return false, nil
 	}
 	if err != nil {

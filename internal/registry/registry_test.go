@@ -15,6 +15,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -330,6 +331,30 @@ func TestFullDiskIsAnErrorThatSaysWhat(t *testing.T) {
 	}
 	if err := client.PushBlob(t.Context(), "a", b); err != nil {
 		t.Errorf("with room on the disk again: %v", err)
+	}
+}
+
+func TestEmptyLinksAreWrittenAgain(t *testing.T) {
+	folder := t.TempDir()
+	client, _ := open(t, registrytest.StartDistribution(t, folder, ""), "a")
+	b := registry.Bytes([]byte("{}"))
+	m := registry.Manifest{Raw: []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/x","size":2,"digest":"` +
+		b.Digest.String() + `"},"layers":[]}`), Type: types.OCIManifestSchema1}
+	h := registry.Bytes(m.Raw).Digest
+	for _, before := range []string{"nothing", "empty links"} {
+		if there, err := client.HasManifest(t.Context(), "a", h); err != nil || there {
+			t.Fatalf("with %s the manifest is there: %v, %v", before, there, err)
+		}
+		if err := client.PushBlob(t.Context(), "a", b); err != nil {
+			t.Fatal(err)
+		}
+		if err := client.PutManifest(t.Context(), "a", h.String(), m); err != nil {
+			t.Fatal(err)
+		}
+		if there, err := client.HasManifest(t.Context(), "a", h); err != nil || !there {
+			t.Fatalf("pushed over %s the manifest is there: %v, %v", before, there, err)
+		}
+		registrytest.EmptyLinks(t, folder)
 	}
 }
 

@@ -144,14 +144,10 @@ func (k *lock) held() error {
 // withdraw ends a claim. A registry that never moves a tag refuses it a second
 // time, so one that was withdrawn, by whomever, is left as it is.
 func (k *lock) withdraw(ctx context.Context, id string) error {
-	_, absent, err := k.client.Digest(ctx, k.repo, removeTag+id)
-	if err == nil && !absent {
+	if _, absent, err := k.client.Digest(ctx, k.repo, removeTag+id); err == nil && !absent {
 		return nil
-	}
-	if err == nil {
-		err = k.put(ctx, removeTag+id, map[string]string{holder: k.who})
-	}
-	if err != nil {
+	} // One that can't be read may be half written: it is written again.
+	if err := k.put(ctx, removeTag+id, map[string]string{holder: k.who}); err != nil {
 		if _, absent, lerr := k.client.Digest(ctx, k.repo, removeTag+id); lerr == nil && !absent {
 			return nil
 		}

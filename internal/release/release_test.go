@@ -883,7 +883,8 @@ func TestMirror(t *testing.T) {
 }
 
 // TestFullDisk is a registry whose disk fills while a release is pushed: no tag
-// appears, the error names the blob, and with room again the release finishes.
+// appears, the error names the blob, and with room again the release finishes,
+// though every link that the registry wrote was left empty, as the last ones are.
 func TestFullDisk(t *testing.T) {
 	folder := t.TempDir()
 	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=2m"); err != nil {
@@ -907,6 +908,9 @@ func TestFullDisk(t *testing.T) {
 	}
 	if got := m.tags(address, repositories...); len(got) != 0 {
 		t.Errorf("tags after a full disk: %v", got)
+	}
+	if n := registrytest.EmptyLinks(t, folder); n < 3 { // of the lock: its blob, its claim, the claim's tag
+		t.Fatalf("only %d links", n)
 	}
 	if err := Publish(t.Context(), o); err != nil {
 		t.Fatalf("with room on the disk again: %v", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net"
 	"net/http"
@@ -72,6 +73,22 @@ func StartDistribution(t testing.TB, folder, more string) string {
 	}
 	Serve(t, "http://"+address+"/v2/", program, "serve", config)
 	return address
+}
+
+// EmptyLinks empties every link under the folder of a distribution registry, which
+// is how those are left that it wrote while its disk was full, and counts them.
+func EmptyLinks(t testing.TB, folder string) (n int) {
+	t.Helper()
+	if err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Name() == "link" {
+			n++
+			err = os.Truncate(path, 0)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // FreePort finds a TCP port of loopback that nobody listens on.
