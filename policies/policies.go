@@ -14,6 +14,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/rego"
@@ -50,6 +51,7 @@ func (v Violation) String() string {
 type Decision struct {
 	Denied   []Violation // what stops the release
 	Excepted []Violation // what an exception lets through
+	Expiring []string    // exceptions that end within warnAhead, a sentence each
 	Rules    map[string]Rule
 }
 
@@ -175,7 +177,7 @@ func Evaluate(ctx context.Context, in Input) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	d := Decision{}
+	d := Decision{Expiring: expiring(lists["exceptions"].([]any), in.Now)}
 	if d.Rules, err = rules(parsed); err != nil {
 		return Decision{}, err
 	}
@@ -204,4 +206,25 @@ func Evaluate(ctx context.Context, in Input) (Decision, error) {
 		slices.SortFunc(*into, func(a, b Violation) int { return strings.Compare(a.String(), b.String()) })
 	}
 	return d, nil
+}
+
+// warnAhead leaves time to fix what an exception excuses.
+const warnAhead = 60 * 24 * time.Hour
+
+// expiring are the exceptions that now still hold and soon will not. What is
+// wrong with a date is for the rules to say.
+func expiring(exceptions []any, now string) (out []string) {
+	at, err := time.Parse(time.RFC3339, now)
+	if err != nil {
+		return nil
+	}
+	for _, e := range exceptions {
+		e := e.(map[string]any)
+		text, _ := e["expires"].(string)
+		end, err := time.Parse(time.DateOnly, text)
+		if left := end.Sub(at); err == nil && left > 0 && left <= warnAhead {
+			out = append(out, fmt.Sprintf("the exception for %v of %v in policies/exceptions.yaml ends on %s: fix what it excuses or decide anew", e["rule"], e["subject"], text))
+		}
+	}
+	return out
 }

@@ -141,3 +141,15 @@ func TestExceptionsAreText(t *testing.T) {
 		}
 	}
 }
+
+// The rules fail from the day of the expiry on; before that there is a warning.
+func TestExpiring(t *testing.T) {
+	all := []any{map[string]any{"rule": "r", "subject": "s", "expires": "2030-03-02"}, map[string]any{"rule": "r", "expires": "never"}, map[string]any{}}
+	for now, want := range map[string]int{
+		"2029-12-31T23:59:59Z": 0, "2030-01-01T00:00:00Z": 1, "2030-03-01T23:59:59Z": 1, "2030-03-02T00:00:00Z": 0, "nonsense": 0,
+	} {
+		if got := expiring(all, now); len(got) != want || want > 0 && !strings.Contains(got[0], "r of s in policies/exceptions.yaml ends on 2030-03-02") {
+			t.Errorf("%s: %q", now, got)
+		}
+	}
+}

@@ -87,7 +87,7 @@ func runBenchRelease(ctx context.Context, env environment, args []string) error 
 			return address
 		}
 		return ""
-	}}
+	}, env.now}
 	var all []measured
 	for _, folder := range []string{flags.Arg(0), flags.Arg(0), flags.Arg(1)} {
 		m, err := benchRelease(ctx, at, *root, *config, folder)

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // command is one subcommand. It prints its result on out and what it is doing on log.
@@ -24,6 +25,7 @@ type command struct {
 type environment struct {
 	out, log io.Writer
 	getenv   func(string) string
+	now      func() time.Time
 }
 
 // commands are added by each area's own file.
@@ -32,7 +34,7 @@ var commands = map[string]command{}
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, environment{os.Stdout, os.Stderr, os.Getenv}, os.Args[1:]); err != nil {
+	if err := run(ctx, environment{os.Stdout, os.Stderr, os.Getenv, time.Now}, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "supplychain:", err)
 		stop()
 		os.Exit(1)

@@ -35,7 +35,7 @@ func runPolicy(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	in, err := b.policyInput(time.Now())
+	in, err := b.policyInput(env.now())
 	if err != nil {
 		return err
 	}
@@ -60,6 +60,9 @@ func runPolicy(ctx context.Context, env environment, args []string) error {
 	}
 	for _, v := range d.Excepted {
 		fmt.Fprintln(env.log, "policy: by exception:", v)
+	}
+	for _, line := range d.Expiring {
+		fmt.Fprintln(env.log, "policy: warning:", line)
 	}
 	if err := d.Err(); err != nil {
 		return err

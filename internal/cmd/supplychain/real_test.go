@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -55,7 +56,7 @@ func TestReleaseOfARealImage(t *testing.T) {
 		{"verify", folder}, {"release", "-config", config, "-dist", folder}, {"verify", "-config", config, address + "/" + name + ":" + one.Version},
 	} {
 		var log bytes.Buffer
-		if err := run(t.Context(), environment{&log, &log, func(k string) string { return variables[k] }}, args); err != nil {
+		if err := run(t.Context(), environment{&log, &log, func(k string) string { return variables[k] }, time.Now}, args); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, log.String())
 		}
 	}

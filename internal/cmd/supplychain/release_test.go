@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
@@ -20,7 +21,7 @@ func TestReleaseByCommands(t *testing.T) {
 	config := filepath.Join("..", "..", "..", "release.yaml")
 	supplychain := func(args ...string) (string, string, error) {
 		var out, log bytes.Buffer
-		err := run(t.Context(), environment{&out, &log, func(k string) string { return variables[k] }}, args)
+		err := run(t.Context(), environment{&out, &log, func(k string) string { return variables[k] }, time.Now}, args)
 		return out.String(), log.String(), err
 	}
 	must := func(args ...string) string {
