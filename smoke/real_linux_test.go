@@ -91,9 +91,19 @@ func tinyCache(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Layers belong to the uids of the storage: podman removes its own.
 		root, run := engine.Storage(cache)
-		exec.Command("podman", "--root", root, "--runroot", run, "system", "reset", "-f").Run()
+		if _, err := os.Stat(root); err != nil {
+			return // no podman was started on it
+		}
+		// Layers belong to the uids of the storage: podman removes its own. Not by
+		// `system reset`, which takes the machine's networks and temporary files too.
+		for _, args := range [][]string{{"rm", "-af"}, {"volume", "rm", "-af"}, {"rmi", "-af"}} {
+			cmd := exec.Command("podman", append([]string{"--root", root, "--runroot", run, "--tmpdir", filepath.Join(run, "tmp"), "--cgroup-manager=cgroupfs", "--events-backend=none"}, args...)...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("podman %v: %v\n%s", args, err, out)
+			}
+		}
+		os.RemoveAll(root)
 		os.RemoveAll(run)
 	})
 	return cache

@@ -100,8 +100,14 @@ func podman(t *testing.T) (Engine, *Image) {
 			t.Error(err)
 		}
 		c := e.(*cli)
-		// Layers belong to the uids of the storage: podman removes its own.
-		c.must(context.Background(), "system", "reset", "-f")
+		// Layers belong to the uids of the storage: podman removes its own. Not by
+		// `system reset`, which takes the machine's networks too.
+		for _, args := range [][]string{{"rm", "-af"}, {"volume", "rm", "-af"}, {"rmi", "-af"}} {
+			if _, err := c.must(context.Background(), args...); err != nil {
+				t.Error(err)
+			}
+		}
+		os.RemoveAll(c.global[1])
 		os.RemoveAll(c.global[3])
 	})
 	img := image(t)
