@@ -78,6 +78,7 @@ type Engine struct {
 	child  *child
 	podman bool
 	mount  mount.Mount // what brings the agent into a session
+	sweep  *sweeper    // of a podman that Open started
 }
 
 // Spec is what differs from one session container to the next.
@@ -129,6 +130,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	for {
 		err := e.greet(ctx)
 		if err == nil {
+			e.startSweeper()
 			return e, nil
 		}
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
@@ -194,6 +196,7 @@ func (e *Engine) Podman() bool { return e.podman }
 
 // Close stops a podman that Open started. Session containers go on.
 func (e *Engine) Close() {
+	e.sweep.stop()
 	if e.api != nil {
 		_ = e.api.Close()
 	}

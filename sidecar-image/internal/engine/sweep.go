@@ -1,0 +1,91 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// sweepEvery is how often the OCI runtime is asked for containers that podman
+// has forgotten. One goes when it was found so twice.
+const sweepEvery = 30 * time.Second
+
+// A sweeper removes what podman forgot: one that dies between the start of a
+// container and writing that down (4.3) takes it for one that never started,
+// removes it without telling the runtime, and its process stays for ever.
+type sweeper struct {
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+func (e *Engine) startSweeper() {
+	if e.child == nil || os.Geteuid() != 0 { // a rootless podman's containers are in another user namespace
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	e.sweep = &sweeper{cancel: cancel}
+	e.sweep.wg.Go(func() {
+		seen := map[string]bool{}
+		for ctx.Err() == nil {
+			seen = e.sweepOnce(ctx, seen)
+			select {
+			case <-ctx.Done():
+			case <-time.After(sweepEvery):
+			}
+		}
+	})
+}
+
+func (s *sweeper) stop() {
+	if s != nil {
+		s.cancel()
+		s.wg.Wait()
+	}
+}
+
+// sweepOnce removes the forgotten containers that were seen before, and returns
+// those that are there.
+func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string]bool {
+	found := map[string]bool{}
+	info, err := e.api.Info(ctx)
+	if err != nil {
+		return found
+	}
+	runtime := e.opts.Runtime
+	if runtime == "" {
+		runtime = info.DefaultRuntime
+	}
+	if runtime == "kata" {
+		runtime = "kata-runtime"
+	}
+	var all []struct{ ID, Bundle string }
+	if out, err := exec.CommandContext(ctx, runtime, "list", "--format", "json").Output(); err != nil || json.Unmarshal(out, &all) != nil {
+		return found
+	}
+	storage := filepath.Join(info.DockerRootDir, info.Driver+"-containers") + "/"
+	for _, c := range all {
+		if !strings.HasPrefix(c.Bundle, storage) {
+			continue
+		}
+		if _, ok, err := e.Inspect(ctx, c.ID); ok || err != nil {
+			continue
+		}
+		// Others have their containers in that storage too, CRI-O for one.
+		var state struct{ Annotations map[string]string }
+		out, err := exec.CommandContext(ctx, runtime, "state", c.ID).Output()
+		if err != nil || json.Unmarshal(out, &state) != nil || state.Annotations["io.container.manager"] != "libpod" {
+			continue
+		}
+		found[c.ID] = true
+		if seen[c.ID] {
+			out, err := exec.CommandContext(ctx, runtime, "delete", "--force", c.ID).CombinedOutput()
+			e.opts.Log.Warn("removed a container that a killed podman had forgotten", "container", c.ID, "error", err, "output", string(out))
+		}
+	}
+	return found
+}
