@@ -53,6 +53,9 @@ func Start(t *testing.T) string {
 		"--iptables=false", "--ip-forward=false", "--bridge=none")
 	var out syncbuf.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
+	// Ends with the test program, when that runs into its timeout and nothing
+	// cleans up. (The thread that forked lives as long: Go ends only locked ones.)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,16 +18,11 @@ import (
 func image(t *testing.T, p *enginetest.Podman, name string) string {
 	t.Helper()
 	dist(t)
-	var stderr bytes.Buffer
-	cmd := p.Command("pull", "--quiet", "oci:"+abs(t, "../../dist/oci")+":"+name)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("pulling %s out of dist: %v\n%s", name, err, stderr.String())
-	}
-	words := strings.Fields(string(out))
-	return words[len(words)-1]
+	return p.Pull(t, "oci:"+abs(t, "../../dist/oci")+":"+name)
 }
+
+// suffix is what makes a name the test's own: the port that is.
+func suffix(address string) string { return address[strings.LastIndex(address, ":")+1:] }
 
 // boxed is a sidecar in a container of the test's podman.
 type boxed struct {
@@ -38,7 +32,7 @@ type boxed struct {
 }
 
 func box(t *testing.T, p *enginetest.Podman, address string, args ...string) *boxed {
-	name := "loomcycle-test-" + address[strings.LastIndex(address, ":")+1:]
+	name := "loomcycle-test-" + suffix(address)
 	b := &boxed{&sidecar{t: t, podman: p, cli: p, log: &syncbuf.Buffer{}, URL: "http://" + address}, name,
 		append([]string{"--runtime", "runc", "run", "--detach", "--name", name, "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384", "--env", "SANDBOX_AUTH_TOKEN=" + token}, args...)}
 	t.Cleanup(func() {
@@ -86,7 +80,7 @@ func TestNestedImage(t *testing.T) {
 	p := enginetest.New(t)
 	p.Options(t, "runc")
 	builder := image(t, p, "loomcycle-builder")
-	storage := "loomcycle-test-storage"
+	storage := "loomcycle-test-storage-" + suffix(freePort(t))
 	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", storage).Run() })
 	// Sixty seconds the first time; the README does the same.
 	fill := p.Command("--runtime", "runc", "run", "--rm", "--privileged", "--network", "none", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384",
@@ -100,7 +94,8 @@ func TestNestedImage(t *testing.T) {
 			if rt != "runc" {
 				p.Options(t, rt) // what the host's kernel and cgroups refuse outside they refuse inside
 			}
-			address, workspaces := freePort(t), "loomcycle-test-workspaces-"+rt
+			address := freePort(t)
+			workspaces := "loomcycle-test-workspaces-" + suffix(address)
 			t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", workspaces).Run() })
 			b := box(t, p, address, "--privileged", "--cgroupns", "host", "--tmpfs", "/run", "--publish", address+":9000",
 				"--env", "SANDBOX_IMAGE=localhost/session:test", "--env", "SANDBOX_IMAGE_PULL=never", "--env", "SANDBOX_RUNTIME="+rt,
@@ -146,8 +141,8 @@ func TestSocketImage(t *testing.T) {
 		}
 	}
 	address := freePort(t)
-	instance := "test-" + filepath.Base(dir) + address[strings.LastIndex(address, ":")+1:]
-	state := "loomcycle-test-state-" + address[strings.LastIndex(address, ":")+1:]
+	instance := "test-" + filepath.Base(dir) + suffix(address)
+	state := "loomcycle-test-state-" + suffix(address)
 	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", state).Run() })
 	b := box(t, p, address, "--publish", address+":9000", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--group-add", "2375", "--tmpfs", "/tmp",
 		"--volume", socket+":/var/run/docker.sock", "--volume", state+":/home/nonroot/.local/share/loomcycle-builder", "--volume", workspaces+":"+workspaces,
@@ -173,7 +168,8 @@ func TestRootlessImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := freePort(t)
-	name, storage := "loomcycle-test-rootless-"+address[strings.LastIndex(address, ":")+1:], "loomcycle-test-rootless"
+	name := "loomcycle-test-rootless-" + suffix(address)
+	storage := name
 	t.Cleanup(func() {
 		_ = p.Command("rm", "--force", "--time", "5", name).Run()
 		_ = p.Command("volume", "rm", "--force", storage).Run()

@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,11 +64,13 @@ func script(t *testing.T, within time.Duration, text string, env ...string) stri
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-c", "set -m -e -o pipefail\n"+text)
+	cmd := exec.CommandContext(ctx, "bash", "-c", "set -m -e -o pipefail\ntrap 'for job in $(jobs -p); do kill -- -$job; done' EXIT\n"+text)
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
+	// Failed or out of time, it ends what it started, which has process groups of its own.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
@@ -87,11 +91,31 @@ func inOrder(t *testing.T, out string, want ...string) {
 	}
 }
 
+// unload removes, after the test, what it loads of an image into the machine's
+// engine: every commit's has another tag.
+func unload(t *testing.T, image string) {
+	for _, engine := range []string{"docker", "podman"} {
+		tags := func() []string {
+			out, _ := exec.Command(engine, "images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", "reference=localhost/"+image).Output()
+			return strings.Fields(string(out))
+		}
+		before := tags()
+		t.Cleanup(func() {
+			for _, tag := range tags() {
+				if !slices.Contains(before, tag) {
+					_ = exec.Command(engine, "rmi", tag).Run()
+				}
+			}
+		})
+	}
+}
+
 var loopAnswers = []string{"ready", "wrote 11 bytes to /work/go.mod", "add_test.go:3: -1", "[exit: 1]", "ok  \tadd", "Hello, world!", "closed"}
 
 // The README's first section, from nothing to a closed session, through mage.
 func TestReadmeOnThisMachine(t *testing.T) {
 	dist(t)
+	unload(t, "loomcycle-sandbox-session")
 	_, port, _ := net.SplitHostPort(freePort(t))
 	commands := strings.ReplaceAll(section(t, "On this machine"), "127.0.0.1:9000", "127.0.0.1:"+port)
 	out := script(t, 15*time.Minute, commands+"\nkill %1; wait || true\n", "SANDBOX_LISTEN_ADDR=127.0.0.1:"+port, "SANDBOX_IMAGE=", "CONTAINERS_CONF="+outerConf(t))
@@ -104,6 +128,7 @@ func TestReadmeOnThisMachine(t *testing.T) {
 // Its second section: the built image with its nested podman, and the loop.
 func TestReadmeFromTheImage(t *testing.T) {
 	dist(t)
+	unload(t, "loomcycle-builder")
 	port := freePort(t)
 	suffix := "-readme-" + port[strings.LastIndex(port, ":")+1:]
 	names := strings.NewReplacer("127.0.0.1:9000", port, "--name sandbox", "--name sandbox"+suffix, "rm -f sandbox", "rm -f sandbox"+suffix,

@@ -75,6 +75,13 @@ func NewDocker(t testing.TB) *Docker {
 	if err := d.load(p); err != nil {
 		t.Fatal(err)
 	}
+	// Those of earlier builds.
+	tags, _ := d.Command("images", "--format", "{{.Repository}}:{{.Tag}}", "loomcycle-test").Output()
+	for _, tag := range strings.Fields(string(tags)) {
+		if tag != d.Image {
+			_ = d.Command("rmi", tag).Run()
+		}
+	}
 	return d
 }
 
@@ -110,6 +117,9 @@ func (d *Docker) Start() error {
 	dir := filepath.Dir(d.socket)
 	cmd := exec.Command("dockerd", "--host", d.Host, "--data-root", d.root, "--exec-root", filepath.Join(dir, "exec"), "--pidfile", filepath.Join(dir, "pid"), "--config-file", d.conf)
 	cmd.Stdout, cmd.Stderr = log, log
+	// Ends with the test program, when that runs into its timeout and nothing
+	// cleans up. (The thread that forked lives as long: Go ends only locked ones.)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
 		return err
 	}

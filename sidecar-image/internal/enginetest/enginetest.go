@@ -5,6 +5,7 @@ package enginetest
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"os"
@@ -72,12 +73,11 @@ func New(t testing.TB) *Podman {
 		source = built()
 	}
 	if source != "" {
-		if p.cmd("image", "exists", source).Run() == nil {
+		if pulled == "" && p.cmd("image", "exists", source).Run() == nil {
 			pulled = source
 		}
 		if pulled == "" {
-			out := strings.Fields(p.run(t, "pull", "--quiet", source))
-			pulled = out[len(out)-1] // its id
+			pulled = p.Pull(t, source)
 		}
 		p.Image = pulled
 		return p
@@ -109,6 +109,32 @@ func New(t testing.TB) *Podman {
 	}
 	p.run(t, "import", "--quiet", "-c", "ENV HOME=/work", "-c", "WORKDIR /work", "-c", "USER 1000:1000", rootfs, standIn)
 	return p
+}
+
+// Pull pulls an image and returns its id. What an earlier build had in its
+// place is removed, unless a container still uses it: the images are large.
+func (p *Podman) Pull(t testing.TB, source string) string {
+	t.Helper()
+	cache, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Several test programs may get here at once.
+	unlock, err := lock(filepath.Join(cache, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	// A name of its own: podman calls all images of a layout by the layout's.
+	name := fmt.Sprintf("localhost/loomcycle-test:%.16x", sha256.Sum256([]byte(source)))
+	before, _ := p.cmd("image", "inspect", "--format", "{{.Id}}", name).Output()
+	out := strings.Fields(p.run(t, "pull", "--quiet", source))
+	id := out[len(out)-1]
+	p.run(t, "tag", id, name)
+	if old := strings.TrimSpace(string(before)); old != "" && old != id {
+		_ = p.cmd("rmi", old).Run()
+	}
+	return id
 }
 
 // built is the session image in this checkout's dist, or nothing.
