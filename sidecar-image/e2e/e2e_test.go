@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
@@ -94,14 +94,7 @@ func startOn(t testing.TB, runtime string, env map[string]string, cli interface{
 	return s
 }
 
-func freePort(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
+func freePort(t testing.TB) string { return freeport.Address(t) }
 
 func (s *sidecar) run() {
 	s.t.Helper()

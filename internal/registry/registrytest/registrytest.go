@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -17,11 +16,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
@@ -65,7 +66,7 @@ func Tool(t testing.TB, name, from string) string {
 func StartDistribution(t testing.TB, folder, more string) string {
 	t.Helper()
 	program := Tool(t, "docker-registry", "apt-get install docker-registry")
-	address := "127.0.0.1:" + FreePort(t)
+	address := freeport.Address(t)
 	config := filepath.Join(t.TempDir(), "config.yml")
 	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n%s", folder, address, more)
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
@@ -91,18 +92,6 @@ func EmptyLinks(t testing.TB, folder string) (n int) {
 	return n
 }
 
-// FreePort finds a TCP port of loopback that nobody listens on.
-func FreePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
-
 // Serve runs a server program until the test ends, waits until a URL answers
 // with 200 and returns that answer. What the program printed is shown when the test fails.
 func Serve(t testing.TB, ready, program string, args ...string) []byte {
@@ -110,12 +99,17 @@ func Serve(t testing.TB, ready, program string, args ...string) []byte {
 	var out syncbuf.Buffer
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = &out, &out, t.TempDir()
+	// Ends with the test program, when that runs into its timeout and nothing
+	// cleans up. (The thread that forked lives as long: Go ends only locked ones.)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		<-ended
 		if t.Failed() {
 			t.Logf("%s:\n%.4000s", filepath.Base(program), out.String())
 		}
@@ -133,7 +127,11 @@ func Serve(t testing.TB, ready, program string, args ...string) []byte {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s does not answer: %v", program, err)
 		}
-		time.Sleep(20 * time.Millisecond) // polling a process of another program
+		select {
+		case <-ended:
+			t.Fatalf("%s ended: %s", program, cmd.ProcessState)
+		case <-time.After(20 * time.Millisecond): // polling a process of another program
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
 
@@ -172,7 +173,7 @@ func Start(t testing.TB) Sigstore {
 		}
 		return file
 	}
-	address := func() (port, url string) { port = registrytest.FreePort(t); return port, "http://127.0.0.1:" + port }
+	address := func() (port, url string) { port = freeport.Port(t); return port, "http://127.0.0.1:" + port }
 	port, fulcioURL := address()
 	tport, tsaURL := address()
 	rport, rekorURL := address()
@@ -180,7 +181,7 @@ func Start(t testing.TB) Sigstore {
 
 	config := write("fulcio.yaml", fmt.Appendf(nil, "oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss))
 	bundle := registrytest.Serve(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
-		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", registrytest.FreePort(t), "--metrics-port", registrytest.FreePort(t),
+		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", freeport.Port(t), "--metrics-port", freeport.Port(t),
 		"--legacy-unix-domain-socket", filepath.Join(t.TempDir(), "s"))
 	var trustBundle struct {
 		Chains []struct{ Certificates []string }
@@ -194,7 +195,7 @@ func Start(t testing.TB) Sigstore {
 	registrytest.Serve(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
 		"--roots_pem_file", write("roots.pem", []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n"))), "--enable_publication_awaiter=false")
 	rekorKey, transparency, rekorID := logKey(t, rekorURL)
-	registrytest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", registrytest.FreePort(t), "--http-metrics-port", registrytest.FreePort(t), "--hostname", "127.0.0.1",
+	registrytest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freeport.Port(t), "--http-metrics-port", freeport.Port(t), "--hostname", "127.0.0.1",
 		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
 
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
