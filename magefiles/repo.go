@@ -17,7 +17,7 @@ func Test(ctx context.Context) error {
 	if err := host.Need(ctx, os.Stderr, host.Tests...); err != nil {
 		return err
 	}
-	return goCommand(ctx, "test", "-timeout=30m", "./...")
+	return goCommand(ctx, "test", "-timeout=90m", "./...")
 }
 
 // Lint runs go vet, staticcheck and, where there are workflows, actionlint.
