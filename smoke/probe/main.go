@@ -31,6 +31,7 @@ var commands = map[string]func(ctx context.Context, args []string) error{
 	"tls":       handshake,
 	"tree":      tree,
 	"uid":       uid,
+	"wait":      wait,
 	"zombies":   zombies,
 	"zone":      zone,
 }
@@ -40,6 +41,12 @@ func dispatch(ctx context.Context, args []string) error {
 		return fmt.Errorf("no such command: %q", args)
 	}
 	return commands[args[0]](ctx, args[1:])
+}
+
+// wait is `probe wait`: a service that does nothing until it is told to end.
+func wait(ctx context.Context, _ []string) error {
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // runPlan is `probe run PLAN [RESULT]`: the report goes to RESULT, or stdout.
