@@ -335,8 +335,10 @@ func TestCancel(t *testing.T) {
 	if err == nil || stopped.IsZero() {
 		t.Fatalf("the build was not cancelled: %v", err)
 	}
-	if d := time.Since(stopped); d > 2*time.Second {
-		t.Errorf("it took %v to stop", d)
+	d := time.Since(stopped)
+	t.Logf("it took %v to stop", d)
+	if d > 30*time.Second {
+		t.Error("that is too long")
 	}
 	left, err := os.ReadDir(filepath.Dir(o.Dist))
 	if err != nil || len(left) > 0 {
@@ -347,6 +349,7 @@ func TestCancel(t *testing.T) {
 // Another loomcycle, at a tag of its own repository: its user interface is
 // built with npm, compiled in, and the binary has that repository's version.
 func TestRuntimeWithUserInterface(t *testing.T) {
+	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null") // whoever runs it may sign commits and tags
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod": "module example.org/loomcycle\n\ngo 1.24\n",

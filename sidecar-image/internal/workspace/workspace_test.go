@@ -98,10 +98,10 @@ func TestHostileTrees(t *testing.T) {
 		grow string
 		want int64
 	}{
-		"utf8": {"mkdir $'\\xff' && head -c 1000000 /dev/zero >$'\\xff'/$'\\xfe'", 1 << 20},
-		"fifo": {"mkfifo p && ln -s / up && ln -s . self && head -c 1000000 /dev/zero >f", 1 << 20},
-		"deep": {"for i in {1..100}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", 2 << 20},
-		"pit":  {"for i in {1..300}; do mkdir d && cd d; done; head -c 1000000 /dev/zero >f", Unmeasured},
+		"utf8": {"mkdir $'\\xff' && head -c 1000000 /dev/urandom >$'\\xff'/$'\\xfe'", 1 << 20},
+		"fifo": {"mkfifo p && ln -s / up && ln -s . self && head -c 1000000 /dev/urandom >f", 1 << 20},
+		"deep": {"for i in {1..100}; do mkdir d && cd d; done; head -c 1000000 /dev/urandom >f", 2 << 20},
+		"pit":  {"for i in {1..300}; do mkdir d && cd d; done; head -c 1000000 /dev/urandom >f", Unmeasured},
 	} {
 		h, err := r.Take("p", name)
 		if err != nil {
