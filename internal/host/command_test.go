@@ -54,7 +54,10 @@ func TestCommandKills(t *testing.T) {
 	if err := cmd.Wait(); err == nil || !errors.Is(ctx.Err(), context.Canceled) {
 		t.Errorf("it ended by itself: %v", err)
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 30*time.Second {
 		t.Errorf("it took %s", took)
+	}
+	if cmd.WaitDelay >= 5*time.Second { // which mage gives this process
+		t.Errorf("it is killed after %s", cmd.WaitDelay)
 	}
 }

@@ -37,8 +37,8 @@ func env(vars map[string]string) func(string) string {
 	return func(name string) string { return vars[name] }
 }
 
-func machine(t *testing.T, vars map[string]string) *mirror.Mirrors {
-	return mirror.FromMachine(t.Context(), env(vars), mirror.WithAptDir(t.TempDir()), mirror.WithWait(time.Millisecond), mirror.WithStall(200*time.Millisecond))
+func machine(t *testing.T, vars map[string]string, opts ...mirror.Option) *mirror.Mirrors {
+	return mirror.FromMachine(t.Context(), env(vars), append(opts, mirror.WithAptDir(t.TempDir()), mirror.WithWait(time.Millisecond))...)
 }
 
 // tree is a folder that holds bash as a mirror does, with the given bytes.
@@ -124,7 +124,11 @@ func TestFetch(t *testing.T) {
 		{name: "file with a host", mirrors: "file://mirror/debian", want: []string{"file:///DIR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := machine(t, map[string]string{"DEBIAN_MIRROR": c.mirrors})
+			var opts []mirror.Option
+			if c.name == "silent" {
+				opts = append(opts, mirror.WithStall(200*time.Millisecond))
+			}
+			m := machine(t, map[string]string{"DEBIAN_MIRROR": c.mirrors}, opts...)
 			dir := t.TempDir()
 			file := filepath.Join(dir, "sub", "bash.deb")
 			err := m.Fetch(t.Context(), bash(), file)

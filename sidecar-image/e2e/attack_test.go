@@ -57,23 +57,28 @@ func TestAnotherPrincipal(t *testing.T) {
 	}
 
 	t.Run("timing", func(t *testing.T) {
-		var foreign, absent []time.Duration
-		for range 300 { // interleaved, so that the machine's moods hit both
-			for _, x := range []struct {
+		var a, b time.Duration
+		for range 3 { // what the machine does besides is no difference that stays
+			var foreign, absent []time.Duration
+			order := []struct {
 				id   string
 				into *[]time.Duration
-			}{{id, &foreign}, {unknown, &absent}} {
-				began := time.Now()
-				other.call("sandbox_touch", m{"session_id": x.id})
-				*x.into = append(*x.into, time.Since(began))
+			}{{id, &foreign}, {unknown, &absent}}
+			for range 300 { // in turn, each first as often as second, so that the machine's moods hit both
+				for _, x := range order {
+					began := time.Now()
+					other.call("sandbox_touch", m{"session_id": x.id})
+					*x.into = append(*x.into, time.Since(began))
+				}
+				slices.Reverse(order)
+			}
+			slices.Sort(foreign)
+			slices.Sort(absent)
+			if a, b = p50(foreign), p50(absent); (a - b).Abs() <= max(a, b)/4 {
+				return
 			}
 		}
-		slices.Sort(foreign)
-		slices.Sort(absent)
-		a, b := p50(foreign), p50(absent)
-		if diff := (a - b).Abs(); diff > max(a, b)/4 {
-			t.Errorf("another's id takes %v, an unknown one %v", a, b)
-		}
+		t.Errorf("another's id takes %v, an unknown one %v", a, b)
 	})
 	if a := mine.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 1 sessions" {
 		t.Errorf("the owner's close_run: %s", a.Text)
@@ -168,10 +173,11 @@ func TestResourceAttacks(t *testing.T) {
 		{"endless stderr", "yes >&2", "[timed out after 3s]"},
 	} {
 		began := time.Now()
-		a := c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": 3})
-		if strings.Contains(tc.name, "gigabyte") || tc.name == "disk filler" {
-			a = c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": 60})
+		seconds := 60
+		if strings.Contains(tc.want, "timed out after 3s") {
+			seconds = 3
 		}
+		a := c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": seconds})
 		if !strings.Contains(a.Text, tc.want) {
 			t.Errorf("%s: %.300q does not say %q", tc.name, a.Text, tc.want)
 		}
@@ -181,7 +187,7 @@ func TestResourceAttacks(t *testing.T) {
 		if b := c.exec(bystander, "echo fine"); b.Text != "fine\n" {
 			t.Errorf("%s: another session answers %+v", tc.name, b)
 		}
-		eventually(t, 10*time.Second, tc.name+" leaves no process", func() bool {
+		eventually(t, 30*time.Second, tc.name+" leaves no process", func() bool {
 			return c.exec(id, "ps -eo stat,args --no-headers | grep -v -e session-agent -e 'ps -eo' -e grep -e 'bash -c' || true").Text == ""
 		})
 		t.Logf("%s: %v", tc.name, time.Since(began))

@@ -89,7 +89,7 @@ func answer(t *testing.T, conn net.Conn, patience time.Duration) (*http.Response
 // the room that there is for bodies: small requests are answered all the same,
 // and the slow ones are sent away when their time is over.
 func TestSlowBodies(t *testing.T) {
-	const timeout = 2 * time.Second
+	const timeout = 10 * time.Second
 	s, srv := serve(t, timeout)
 	began := time.Now()
 	var slow []net.Conn
@@ -159,7 +159,7 @@ func fill(t *testing.T, r *room, principal string) func() {
 // One that waits for room in vain is told to come again, and one that gets it
 // late has its whole time to arrive.
 func TestNoRoom(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 5 * time.Second // less 0.7 of it, twice, is the margin
 	s, srv := serve(t, timeout)
 	body := ping + strings.Repeat(" ", 2*smallBody)
 	free := fill(t, s.large, "main")
@@ -233,7 +233,7 @@ func TestRooms(t *testing.T) {
 // What is not read keeps no connection: nobody waits for the end of the body of
 // one that has no token.
 func TestUnwantedBody(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 10 * time.Second
 	_, srv := serve(t, timeout)
 	conn := post(t, srv, wrong, -1, "{")
 	if resp, _ := answer(t, conn, timeout/2); resp.StatusCode != http.StatusUnauthorized {
@@ -274,7 +274,7 @@ func TestUntakenAnswers(t *testing.T) {
 // A client that takes its answers slowly, but takes them, gets them whole; and
 // one whose call is long is answered after it.
 func TestSlowAnswers(t *testing.T) {
-	const timeout = 500 * time.Millisecond
+	const timeout = 3 * time.Second
 	s := &Server{timeout: timeout}
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w = &answerWriter{w, http.NewResponseController(w), s.timeout}

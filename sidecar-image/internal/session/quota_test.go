@@ -49,14 +49,20 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 	for _, c := range []struct {
 		script string
 		killed bool
+		first  func(path string) error // before the command begins
 	}{
-		{"rm a; sleep 2.5", false},
-		{"head -c 3000000 /dev/zero >c; sleep 30", true},
-		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", true},
-		{"sleep 30", true}, // what it may write at the bottom is not seen
-		{"rm -r d; sleep 2.5", false},
+		{"rm a; sleep 2.5", false, nil},
+		{"head -c 3000000 /dev/zero >c; sleep 30", true, nil},
+		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", true, nil},
+		{"sleep 30", true, nil}, // what it may write at the bottom is not seen
+		{"sleep 2.5", false, func(path string) error { return os.RemoveAll(filepath.Join(path, "d")) }},
 	} {
 		s = open()
+		if c.first != nil {
+			if err := c.first(s.held.Path); err != nil {
+				t.Fatal(err)
+			}
+		}
 		ctx, stop := s.Guard(t.Context())
 		cmd := exec.CommandContext(ctx, "bash", "-c", c.script)
 		cmd.Dir = s.held.Path
