@@ -33,7 +33,6 @@ const PredicateType = "https://slsa.dev/provenance/v1"
 type Input struct {
 	Image, Platform  string
 	Digest           digest.Digest // of the manifest
-	Index            digest.Digest
 	Version          string
 	Repository       string // https URL
 	Commit           string // 40 hex digits, or with -dirty, or unknown
@@ -44,9 +43,11 @@ type Input struct {
 	Groups           []string // of the layers
 	Lock             *lock.Lock
 	LockDigest       digest.Digest
-	// Compiler is the architecture (Debian's name) whose locked Go toolchain
-	// compiled the programs.
-	Compiler string
+	// Worker is the architecture (Debian's name) of the node that built it.
+	Worker string
+	// Compiled says that it has programs which the worker's locked Go
+	// toolchain compiled.
+	Compiled bool
 	// Modules are the Go modules linked into the programs.
 	Modules []Module
 	Run     Run
@@ -117,7 +118,7 @@ func Statement(in Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	internal := map[string]any{"slsaBuildLevel": in.Run.Level, "lock": in.LockDigest.String(), "compiler": "linux/" + in.Compiler}
+	internal := map[string]any{"slsaBuildLevel": in.Run.Level, "lock": in.LockDigest.String(), "worker": "linux/" + in.Worker}
 	for k, v := range in.Run.Internal {
 		internal[k] = v
 	}
@@ -204,10 +205,12 @@ func sources(in Input) ([]*intoto.ResourceDescriptor, error) {
 			}
 		}
 	}
-	compiled := slices.Contains(in.Groups, "programs") && !strings.HasPrefix(in.Loomcycle, "bin:")
-	for _, a := range slices.Compact(slices.Sorted(slices.Values([]string{arch, in.Compiler}))) {
+	if _, ok := in.Lock.Go[in.Worker]; in.Compiled && !ok {
+		return nil, fmt.Errorf("it was built on the worker %q, for which the lock has no Go toolchain; build again", in.Worker)
+	}
+	for _, a := range slices.Compact(slices.Sorted(slices.Values([]string{arch, in.Worker}))) {
 		m, ok := in.Lock.Go[a]
-		if !ok || !(a == arch && slices.Contains(in.Groups, "go") || a == in.Compiler && compiled) {
+		if !ok || !(a == arch && slices.Contains(in.Groups, "go") || a == in.Worker && in.Compiled) {
 			continue
 		}
 		if err := add(purl.Go(m, a), m.SHA256, path.Base(m.Path)); err != nil {

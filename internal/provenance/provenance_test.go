@@ -28,7 +28,7 @@ func input(t *testing.T) provenance.Input {
 		Image: "loomcycle-toolbox", Platform: "linux/arm64", Digest: digest.FromString("manifest"), Version: "1.2.3",
 		Repository: "https://git.example/loomcycle-images", Commit: strings.Repeat("a", 40),
 		Epoch: 1700000000, Compression: "gzip", Groups: []string{"base", "go", "node", "files", "programs"},
-		Lock: &l, LockDigest: digest.FromBytes(text), Compiler: "amd64",
+		Lock: &l, LockDigest: digest.FromBytes(text), Worker: "amd64", Compiled: true,
 		Modules: []provenance.Module{{Path: "example.test/m", Version: "v1.0.0", H1: "h1:8Tl0rBb7KdISSdPkZBjlpZxsUBb+004GI/SM2XbmSqI="}},
 		Run:     provenance.FromEnvironment(func(string) string { return "" }, "https://git.example/loomcycle-images", "urn:uuid:1"),
 	}
@@ -140,26 +140,21 @@ func TestSourceOfTheRuntime(t *testing.T) {
 	commit := strings.Repeat("b", 40)
 	for _, c := range []struct {
 		label, uri, digest string
-		modified, compiler bool
+		modified           bool
 	}{
-		{"", "", "", false, true},
-		{"git:https://git.example/loomcycle.git#" + commit, "git+https://git.example/loomcycle.git", commit, false, true},
-		{"dir:loomcycle#" + commit + "-dirty", "dir:loomcycle", commit, true, true},
-		{"bin:prebuilt", "bin:prebuilt", "", false, false},
+		{"", "", "", false},
+		{"git:https://git.example/loomcycle.git#" + commit, "git+https://git.example/loomcycle.git", commit, false},
+		{"dir:loomcycle#" + commit + "-dirty", "dir:loomcycle", commit, true},
+		{"bin:prebuilt", "bin:prebuilt", "", false},
 	} {
 		in := input(t)
 		in.Loomcycle, in.Groups = c.label, []string{"static", "programs"}
 		s, _ := parse(t, in)
 		var found *dependency
-		compiler := false
 		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
 			if d.Name == "loomcycle" {
 				found = &d
 			}
-			compiler = compiler || strings.HasPrefix(d.URI, "pkg:golang/golang.org/toolchain@")
-		}
-		if compiler != c.compiler {
-			t.Errorf("%q: the compiler is a dependency: %v", c.label, compiler)
 		}
 		if c.label == "" {
 			if found != nil {
@@ -170,6 +165,34 @@ func TestSourceOfTheRuntime(t *testing.T) {
 		if found == nil || found.URI != c.uri || found.Digest["gitCommit"] != c.digest || (found.Annotations["modified"] == true) != c.modified {
 			t.Errorf("%q: the source is %+v", c.label, found)
 		}
+	}
+}
+
+// The compiler is the toolchain of the node that built, of whatever
+// architecture, and none where nothing was compiled.
+func TestCompiler(t *testing.T) {
+	for _, c := range []struct {
+		worker   string
+		compiled bool
+		want     string // architecture of the toolchain
+	}{{"amd64", true, "amd64"}, {"arm64", true, "arm64"}, {"amd64", false, ""}} {
+		in := input(t)
+		in.Groups, in.Worker, in.Compiled = []string{"static", "programs"}, c.worker, c.compiled
+		s, _ := parse(t, in)
+		var got []string
+		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
+			if strings.HasPrefix(d.URI, "pkg:golang/golang.org/toolchain@") {
+				got = append(got, d.Digest["sha256"])
+			}
+		}
+		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || got[0] != in.Lock.Go[c.want].SHA256.Encoded()) {
+			t.Errorf("on %s, compiled %v: toolchains %v, want that of %q", c.worker, c.compiled, got, c.want)
+		}
+	}
+	in := input(t)
+	in.Worker = ""
+	if _, err := provenance.Statement(in); err == nil || !strings.Contains(err.Error(), "worker") {
+		t.Errorf("an unknown worker: %v", err)
 	}
 }
 

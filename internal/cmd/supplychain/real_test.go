@@ -47,6 +47,13 @@ func TestReleaseOfARealImage(t *testing.T) {
 	if err := writeJSON(filepath.Join(folder, "release.json"), one); err != nil {
 		t.Fatal(err)
 	}
+	made, err := dist.ReadMade(filepath.Join(root, "dist"))
+	if err == nil {
+		err = dist.WriteMade(folder, made)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	address := registrytest.Start(t, registrytest.Distribution) + "/team"
 	variables := map[string]string{"LOOMCYCLE_CACHE": t.TempDir(), "RELEASE_REGISTRY": address, "RELEASE_SMOKE": "-", "RELEASE_POLICY": "-"}
 	config := filepath.Join(root, "release.yaml")
