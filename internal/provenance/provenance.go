@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -66,10 +67,15 @@ type Run struct {
 	Internal          map[string]any
 }
 
-// FromEnvironment says what ran the build. On GitHub Actions the platform
-// makes the provenance's identity (its OIDC token signs it): build level 2.
-// Level 3 would need the signing out of the workflow's reach, which it is
-// not. Anywhere else the provenance is the builder's own word: level 1.
+// hosted are the builders that reach level 2, as policies/data.yaml has them:
+// workflows of github.com for a branch or a tag.
+var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/(tags|heads)/.+$`)
+
+// FromEnvironment says what ran the build. On a runner that GitHub hosts the
+// platform makes the provenance's identity (its OIDC token signs it): build
+// level 2. Level 3 would need the signing out of the workflow's reach, which
+// it is not. Anywhere else, or with a key that the workflow holds, the
+// provenance is the builder's own word: level 1.
 func FromEnvironment(getenv func(string) string, repository, invocation string) Run {
 	if getenv("GITHUB_ACTIONS") != "true" {
 		return Run{Builder: repository + "/builders/local", Invocation: invocation, Level: 1}
@@ -78,8 +84,11 @@ func FromEnvironment(getenv func(string) string, repository, invocation string) 
 	run := Run{
 		Builder:    server + "/" + getenv("GITHUB_WORKFLOW_REF"),
 		Invocation: fmt.Sprintf("%s/%s/actions/runs/%s/attempts/%s", server, getenv("GITHUB_REPOSITORY"), getenv("GITHUB_RUN_ID"), cmp.Or(getenv("GITHUB_RUN_ATTEMPT"), "1")),
-		Level:      2,
+		Level:      1,
 		Internal:   map[string]any{},
+	}
+	if getenv("RUNNER_ENVIRONMENT") == "github-hosted" && getenv("COSIGN_KEY") == "" && hosted.MatchString(run.Builder) {
+		run.Level = 2
 	}
 	for key, name := range map[string]string{
 		"event": "GITHUB_EVENT_NAME", "ref": "GITHUB_REF", "runner": "RUNNER_ENVIRONMENT", "repositoryId": "GITHUB_REPOSITORY_ID", "ownerId": "GITHUB_REPOSITORY_OWNER_ID",

@@ -3,12 +3,15 @@ package provenance_test
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/provenance"
@@ -108,7 +111,30 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 	github := map[string]string{
 		"GITHUB_ACTIONS": "true", "GITHUB_WORKFLOW_REF": "o/r/.github/workflows/release.yml@refs/tags/v1.2.3",
 		"GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "2", "GITHUB_REF": "refs/tags/v1.2.3", "GITHUB_TOKEN": "s3cret",
+		"RUNNER_ENVIRONMENT": "github-hosted",
 	}
+	with := func(name, value string) map[string]string {
+		env := maps.Clone(github)
+		env[name] = value
+		return env
+	}
+	const (
+		builder    = "https://github.com/o/r/.github/workflows/release.yml@refs/tags/v1.2.3"
+		invocation = "https://github.com/o/r/actions/runs/7/attempts/2"
+	)
+	var data struct {
+		Policy struct {
+			HostedBuilder string `yaml:"hosted_builder"`
+		}
+	}
+	text, err := os.ReadFile("../../policies/data.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	believed := regexp.MustCompile(data.Policy.HostedBuilder)
 	for _, c := range []struct {
 		name       string
 		env        map[string]string
@@ -117,7 +143,11 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		level      float64
 	}{
 		{"a laptop", nil, "https://git.example/loomcycle-images/builders/local", "urn:uuid:1", 1},
-		{"GitHub Actions", github, "https://github.com/o/r/.github/workflows/release.yml@refs/tags/v1.2.3", "https://github.com/o/r/actions/runs/7/attempts/2", 2},
+		{"GitHub Actions", github, builder, invocation, 2},
+		{"a runner of one's own", with("RUNNER_ENVIRONMENT", "self-hosted"), builder, invocation, 1},
+		{"a key in the workflow's hands", with("COSIGN_KEY", "cosign.key"), builder, invocation, 1},
+		{"a pull request", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/pull/7/merge"), "https://github.com/o/r/.github/workflows/ci.yml@refs/pull/7/merge", invocation, 1},
+		{"another GitHub", with("GITHUB_SERVER_URL", "https://github.example"), strings.Replace(builder, "github.com", "github.example", 1), strings.Replace(invocation, "github.com", "github.example", 1), 1},
 	} {
 		in := input(t)
 		in.Run = provenance.FromEnvironment(func(n string) string { return c.env[n] }, in.Repository, "urn:uuid:1")
@@ -126,6 +156,9 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		d := s.Predicate.RunDetails
 		if d.Builder.ID != c.builder || d.Metadata["invocationId"] != c.invocation || s.Predicate.BuildDefinition.InternalParameters["slsaBuildLevel"] != c.level {
 			t.Errorf("%s: builder %s, invocation %s, level %v", c.name, d.Builder.ID, d.Metadata["invocationId"], s.Predicate.BuildDefinition.InternalParameters["slsaBuildLevel"])
+		}
+		if c.level == 2 && !believed.MatchString(d.Builder.ID) {
+			t.Errorf("%s: the policy does not believe level 2 of %s", c.name, d.Builder.ID)
 		}
 		if d.Metadata["finishedOn"] != "2023-11-14T22:15:00Z" || d.Metadata["startedOn"] != "" {
 			t.Errorf("%s: times are %v", c.name, d.Metadata)
