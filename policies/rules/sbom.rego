@@ -70,7 +70,7 @@ violations contains v if {
 	some p in at.variant.facts.packages
 	not debian_main(p)
 	some l in p.licences
-	not expression_allowed(l)
+	not licence_allowed(p, l)
 	v := violation("licence-allowed", at, p.name, sprintf("%s %s is under %s, which is not in the allow-list", [p.name, p.version, l]))
 }
 
@@ -78,8 +78,11 @@ violations contains v if {
 	some at in variants
 	some p in at.variant.facts.packages
 	some l in p.licences
-	some refused in data.policy.licences.refused
-	glob.match(refused, null, l)
+	every alternative in alternatives(p, l) {
+		some licence in alternative
+		some refused in data.policy.licences.refused
+		glob.match(refused, null, licence)
+	}
 	v := violation("licence-allowed", at, p.name, sprintf("%s %s is under %s, which this project refuses", [p.name, p.version, l]))
 }
 
@@ -90,11 +93,13 @@ debian_main(p) if regex.match(`^pool/(updates/)?main/`, main_paths[p.locked])
 
 main_paths[p.sha256] := p.path if some p in input.lock.debian[_]
 
-# An expression is allowed when one of its alternatives is, all parts of it.
-expression_allowed(l) if {
-	some alternative in split(trim(l, "()"), " OR ")
-	every part in split(trim(alternative, "() "), " AND ") {
-		licence := trim(part, "() ")
+# A licence is allowed when one of its alternatives is, all parts of it.
+licence_allowed(p, l) if {
+	some alternative in alternatives(p, l)
+	every licence in alternative {
 		object.get(data.policy.licences.aliases, licence, licence) in data.policy.licences.allowed
 	}
 }
+
+# What is no compound expression is the only alternative to itself.
+alternatives(p, l) := object.get(object.get(p, "alternatives", {}), l, [[l]])

@@ -62,7 +62,7 @@ variant(name, title, user, arch, n) := {
 		"packages": [
 			{"name": "passwd", "version": "1:4.17", "type": "deb", "licences": ["GPL-2.0-or-later", "permissive"], "locked": sprintf("sha256:d%d", [n])},
 			{"name": "npm", "version": "12", "type": "npm", "licences": ["Artistic-2.0"], "locked": "sha256:n1"},
-			{"name": "bundled", "version": "1", "type": "npm", "licences": ["(MIT OR GPL-3.0-only)"], "within": "npm", "withinType": "npm"},
+			{"name": "bundled", "version": "1", "type": "npm", "licences": ["(MIT OR GPL-3.0-only)"], "alternatives": {"(MIT OR GPL-3.0-only)": [["MIT"], ["GPL-3.0-only"]]}, "within": "npm", "withinType": "npm"},
 			{"name": "stdlib", "version": "1.27", "type": "go-module", "licences": [], "within": "passwd", "withinType": "deb"},
 		],
 		"special": [
@@ -172,11 +172,19 @@ test_source_locked if {
 	"source-locked" in broken([{"op": "remove", "path": facts("/packages/0/locked")}])
 }
 
+compound(package_, licence, alternatives) := array.concat(
+	set(facts(sprintf("/packages/%d/licences", [package_])), [licence]),
+	set(facts(sprintf("/packages/%d/alternatives", [package_])), {licence: alternatives}),
+)
+
 test_licence_allowed if {
 	broken(set(facts("/packages/1/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), ["Proprietary"])) == {"licence-allowed"}
-	broken(set(facts("/packages/2/licences"), ["MIT AND Proprietary"])) == {"licence-allowed"}
-	broken(set(facts("/packages/2/licences"), ["(MIT AND ISC) OR Proprietary"])) == set()
+	broken(compound(2, "MIT AND Proprietary", [["MIT", "Proprietary"]])) == {"licence-allowed"}
+	broken(compound(2, "Proprietary AND (GPL-3.0-only OR MIT)", [["Proprietary", "GPL-3.0-only"], ["Proprietary", "MIT"]])) == {"licence-allowed"}
+	broken(compound(2, "(MIT AND ISC) OR Proprietary", [["MIT", "ISC"], ["Proprietary"]])) == set()
+	broken(compound(0, "MIT AND AGPL-3.0-only", [["MIT", "AGPL-3.0-only"]])) == {"licence-allowed"}
+	broken(compound(0, "MIT OR AGPL-3.0-only", [["MIT"], ["AGPL-3.0-only"]])) == set()
 	broken(set(facts("/packages/0/licences"), ["AGPL-3.0-only"])) == {"licence-allowed"}
 	broken(set("/lock/debian/amd64/0/path", "pool/updates/main/x.deb")) == set()
 	broken(set(facts("/packages/1/licences"), ["Apache 2.0"])) == set()
