@@ -43,6 +43,18 @@ violations contains v if {
 	v := violation("source-locked", at, p.name, sprintf("%s %s (%s) did not come from an archive of the lock", [p.name, p.version, p.type]))
 }
 
+violations contains v if {
+	some at in variants
+	some p in at.variant.facts.packages
+	p.type == "go-module"
+	p.within == data.policy.module
+	p.name != "stdlib"
+	not sprintf("%s %s %s", [p.name, p.version, object.get(p, "h1", "")]) in modules
+	v := violation("source-locked", at, p.name, sprintf("the Go module %s %s is linked in with a content that go.sum does not have", [p.name, p.version]))
+}
+
+modules := {m | some m in input.modules}
+
 locked_digests contains p.sha256 if some p in input.lock.debian[_]
 
 locked_digests contains p.sha256 if some p in input.lock.npm[_]

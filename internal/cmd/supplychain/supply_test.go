@@ -62,6 +62,9 @@ func (f family) write(name string) string {
 		must(writeFile(filepath.Join(f.root, name), []byte(text)))
 	}
 	put("images/family.yaml", "vendor: loomcycle\nlicenses: Apache-2.0\nsource: https://git.example/images\nurl: https://git.example/images\nimages: [one, two]\nprograms: [{name: loomcycle, package: ./x, include: [go.mod]}]\n")
+	sums, err := os.ReadFile("../../../go.sum") // the program that compile makes is of this module
+	must(err)
+	put("go.sum", string(sums))
 	put("one/image.yaml", fmt.Sprintf(definition, "loomcycle"))
 	put("two/image.yaml", fmt.Sprintf(definition, "loomcycle-toolbox"))
 
