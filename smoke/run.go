@@ -188,7 +188,11 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 
 // prepare makes what tasks with containers need, and close takes it away.
 func (r *runner) prepare(ctx context.Context, tasks []*task) (err error) {
-	if r.scratch, err = os.MkdirTemp("", "smoke-*"); err != nil {
+	tmp, err := buildkit.TempRoot(r.Getenv)
+	if err != nil {
+		return err
+	}
+	if r.scratch, err = os.MkdirTemp(tmp, "smoke-*"); err != nil {
 		return err
 	}
 	if err := os.Chmod(r.scratch, 0o755); err != nil { // containers' uids pass through it
