@@ -24,6 +24,7 @@ import (
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -363,7 +364,7 @@ func TestDocumentsOfABuild(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(files) == 0 {
-			t.Skip("there is no dist with SBOMs; go run mage.go dist makes one")
+			disttest.Missing(t, "no SBOMs in dist/sbom")
 		}
 		s, _ := officialSchema(t, format)
 		for _, file := range files {

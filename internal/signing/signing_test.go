@@ -622,11 +622,11 @@ func builderPodman(t *testing.T) []string {
 	folder := filepath.Join("..", "..", "dist")
 	r, err := dist.Read(folder)
 	if err != nil {
-		t.Skipf("there is no build to take podman from (go run mage.go dist): %v", err)
+		disttest.Missing(t, err)
 	}
 	image, err := r.Image("loomcycle-builder")
 	if err != nil {
-		t.Skip(err)
+		disttest.Missing(t, err)
 	}
 	v, err := image.Variant("linux/" + runtime.GOARCH)
 	if err != nil {
