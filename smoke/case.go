@@ -105,7 +105,7 @@ type Phase struct {
 // Its steps are run by the engine's exec, so they have no environment, folder,
 // input or files of their own.
 type Service struct {
-	// Ready comes before the steps. `probe http` waits while the service's
+	// Ready comes before the steps. `probe http` waits, for 20 s, while the service's
 	// port is closed; another command has to wait by itself.
 	Ready Step   `yaml:"ready"`
 	Steps []Step `yaml:"steps"`
