@@ -283,6 +283,7 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 	var jobs []buildkit.Job
 	var variants []variant
 	nodes := map[string]*node{} // by the worker's architecture
+	b.sources.begin()
 	for _, name := range b.Images {
 		img, err := b.family.Image(name)
 		if err != nil {
@@ -418,7 +419,7 @@ func (b *builder) node(ctx context.Context, arch string) (*node, error) {
 			Unpacker: llb.Local(name, llb.WithCustomName("send the unpacker")),
 			Source:   llb.Local("source-gocache", llb.WithCustomName("send the source of go-cache")),
 			Modules:  proxies(b.modules),
-			Fetch:    b.sources.fetch,
+			Fetch:    func(src lock.Source) images.Located { return b.sources.fetch(ctx, src) },
 			Epoch:    b.epoch(),
 		},
 	}, nil
