@@ -221,6 +221,47 @@ func TestForeignPidIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A daemon in a temporary folder outlives who was killed; it goes with the
+// folder, unless somebody uses it.
+func TestTempRootStopsDaemons(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	old := filepath.Join(opts.CacheDir, "tmp", "old")
+	opts.CacheDir = filepath.Join(old, "cache")
+	opts.Private = "killed"
+	if err := os.MkdirAll(opts.CacheDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	shareProgram(t, opts.CacheDir)
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	n := up(t, d)
+	day := time.Now().Add(-25 * time.Hour)
+	if err := os.Chtimes(old, day, day); err != nil {
+		t.Fatal(err)
+	}
+	getenv := env(map[string]string{"LOOMCYCLE_CACHE": filepath.Dir(filepath.Dir(old))})
+	if _, err := TempRoot(getenv); err != nil || d.PID() == 0 {
+		t.Errorf("a daemon in use was stopped, or %v", err)
+	}
+	n.Close()
+	if _, err := TempRoot(getenv); err != nil || d.PID() != 0 {
+		t.Errorf("pid %d lives, %v", d.PID(), err)
+	}
+	if found := leftovers(t, d); len(found) > 0 {
+		t.Errorf("left behind: %q", found)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}
+
 func TestStaleSocketHeals(t *testing.T) {
 	d, _, _ := fresh(t, nil)
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
