@@ -511,8 +511,10 @@ func (b *builder) secrets() map[string][]byte {
 	if b.goproxy != "" {
 		out[images.SecretGOPROXY] = []byte(b.goproxy)
 	}
-	if v := b.Getenv("NPM_CONFIG_REGISTRY"); v != "" {
-		out[images.SecretNPMRegistry] = []byte(v)
+	if b.runtime.web { // the registry that Node comes from, wherever it is named
+		if urls, err := b.sources.mirrors.Candidates(lock.Source{Kind: lock.KindNPM}); err == nil {
+			out[images.SecretNPMRegistry] = []byte(urls[0])
+		}
 	}
 	for _, file := range []string{b.Getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"} {
 		if file == "" {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
@@ -506,6 +507,30 @@ func main() { println(version, commit, web.Page) }
 	}
 	if want := "git:" + dir + "#" + commit; r.Source.Loomcycle != want {
 		t.Errorf("release.json has the source %q, not %q", r.Source.Loomcycle, want)
+	}
+}
+
+// npm in a build step uses the registry that this machine's npm would.
+func TestRegistryOfTheUserInterface(t *testing.T) {
+	const want = "https://registry.example.test/npm"
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, ".npmrc"), []byte("registry="+want+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("npm_config_userconfig", filepath.Join(home, ".npmrc"))
+	for _, env := range []map[string]string{{"NPM_CONFIG_REGISTRY": want}, {"npm_config_registry": want}, {}} {
+		if len(env) == 0 {
+			if _, err := exec.LookPath("npm"); err != nil {
+				continue
+			}
+			t.Setenv("NPM_CONFIG_REGISTRY", "")
+			t.Setenv("npm_config_registry", "")
+		}
+		b := &builder{Options: Options{Getenv: func(name string) string { return env[name] }}, runtime: loomcycle{web: true}}
+		b.sources = newSources(mirror.FromMachine(t.Context(), b.Getenv))
+		if got := string(b.secrets()[images.SecretNPMRegistry]); got != want {
+			t.Errorf("%v: the registry is %q", env, got)
+		}
 	}
 }
 
