@@ -230,11 +230,10 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 	}()
 	needDefault := false
 	for _, p := range opts.Platforms {
-		spec, err := platforms.Parse(p)
+		name, err := hostVariable(p)
 		if err != nil {
-			return nil, fmt.Errorf("platform %q is not of the form linux/arm64: %w", p, err)
+			return nil, err
 		}
-		name := "BUILDKIT_HOST_" + strings.ToUpper(spec.Architecture)
 		addr := opts.Getenv(name)
 		if addr == "" || opts.Private != "" {
 			needDefault = true
@@ -255,6 +254,15 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 		}
 	}
 	return b, nil
+}
+
+// hostVariable names the node of one platform alone.
+func hostVariable(platform string) (string, error) {
+	spec, err := platforms.Parse(platform)
+	if err != nil {
+		return "", fmt.Errorf("platform %q is not of the form linux/arm64: %w", platform, err)
+	}
+	return "BUILDKIT_HOST_" + strings.ToUpper(spec.Architecture), nil
 }
 
 func defaultNode(ctx context.Context, opts Options, start bool) (*Node, error) {

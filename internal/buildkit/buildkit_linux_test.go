@@ -838,10 +838,15 @@ func TestUnusableHostIsAnError(t *testing.T) {
 func TestStatus(t *testing.T) {
 	d, opts, _ := fresh(t, nil)
 	s, err := GetStatus(t.Context(), opts)
-	if err != nil || len(s.Nodes) != 0 || s.PID != 0 {
+	if err != nil || len(s.Nodes) != 0 || len(s.Missing) != 2 || s.PID != 0 {
 		t.Fatalf("with no daemon: %+v, %v", s, err)
 	}
 	up(t, d)
+	_, other, _ := fresh(t, map[string]string{"BUILDKIT_HOST_ARM64": d.Address()})
+	s, err = GetStatus(t.Context(), other)
+	if err != nil || len(s.Nodes) != 1 || !slices.Equal(s.Nodes[0].Platforms, []string{"linux/arm64"}) || !slices.Equal(s.Missing, []string{"linux/amd64"}) {
+		t.Errorf("with a node for one platform: %+v, %v", s, err)
+	}
 	run, locals := steps(t)
 	variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 1, layer(run, "one", "1"), locals)
 	s, err = GetStatus(t.Context(), opts)
