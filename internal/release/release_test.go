@@ -482,12 +482,20 @@ func kept(t *testing.T, k *lock) error {
 
 // TestLockIsLostWhileARenewalHangs has a registry that never answers to it.
 func TestLockIsLostWhileARenewalHangs(t *testing.T) {
+	arrived := make(chan struct{})
+	arrive := sync.OnceFunc(func() { close(arrived) })
+	// The server sees that a client has gone only when it has read its request.
+	stuck := func(r *http.Request, hang <-chan struct{}) <-chan struct{} {
+		arrive()
+		_, _ = io.Copy(io.Discard, r.Body)
+		return hang
+	}
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
 	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
 		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "-1") {
 			select {
-			case <-hang:
+			case <-stuck(r, hang):
 			case <-r.Context().Done():
 			}
 		}
@@ -499,7 +507,16 @@ func TestLockIsLostWhileARenewalHangs(t *testing.T) {
 	}
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	now := &clock{t: start}
-	l := lease{10 * time.Minute, 2 * time.Minute, now.now, func(ctx context.Context, d time.Duration) error { now.add(d); return ctx.Err() }, t.Logf}
+	l := lease{10 * time.Minute, 2 * time.Minute, now.now, func(ctx context.Context, d time.Duration) error {
+		if d < 2*time.Minute { // the watch: its clock goes on when the renewal hangs
+			select {
+			case <-arrived:
+			case <-ctx.Done():
+			}
+		}
+		now.add(d)
+		return ctx.Err()
+	}, t.Logf}
 	k, err := acquire(t.Context(), l, c, "locks", "the slow one", 0, nil, func(string) error { return nil })
 	if err != nil {
 		t.Fatal(err)
