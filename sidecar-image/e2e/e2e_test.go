@@ -72,6 +72,14 @@ func start(t testing.TB, runtime string, env map[string]string) *sidecar {
 // startOn is start for an engine that the variables name.
 func startOn(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
 	t.Helper()
+	s := prepare(t, runtime, env, cli)
+	s.run()
+	return s
+}
+
+// prepare is startOn without the start.
+func prepare(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
+	t.Helper()
 	p := enginetest.New(t)
 	s := &sidecar{t: t, podman: p, cli: cli, log: &syncbuf.Buffer{}, env: map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME"),
@@ -90,7 +98,6 @@ func startOn(t testing.TB, runtime string, env map[string]string, cli interface{
 		s.stop()
 		s.removeAll()
 	})
-	s.run()
 	return s
 }
 
@@ -104,6 +111,29 @@ func freePort(t testing.TB) string {
 }
 
 func (s *sidecar) run() {
+	s.t.Helper()
+	s.begin()
+	for end := time.Now().Add(2 * time.Minute); ; {
+		resp, err := http.Get(s.URL + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-s.ended:
+			s.t.Fatalf("the sidecar did not start:\n%s", s.log)
+		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("the sidecar is not ready:\n%s", s.log)
+		}
+	}
+}
+
+// begin starts the program and waits for nothing.
+func (s *sidecar) begin() {
 	s.t.Helper()
 	bin, err := builder()
 	if err != nil {
@@ -125,23 +155,6 @@ func (s *sidecar) run() {
 	cmd, ended := s.cmd, make(chan struct{})
 	s.ended = ended
 	go func() { _ = cmd.Wait(); close(ended) }()
-	for end := time.Now().Add(2 * time.Minute); ; {
-		resp, err := http.Get(s.URL + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return
-			}
-		}
-		select {
-		case <-ended:
-			s.t.Fatalf("the sidecar did not start:\n%s", s.log)
-		case <-time.After(20 * time.Millisecond):
-		}
-		if time.Now().After(end) {
-			s.t.Fatalf("the sidecar is not ready:\n%s", s.log)
-		}
-	}
 }
 
 func (s *sidecar) stop() { s.signal(syscall.SIGTERM) }

@@ -107,16 +107,7 @@ func serve(c *config.Config) error {
 			log.Warn("sessions may have no limits", "error", err)
 		}
 	}
-	s, err := service.Start(ctx, c, version, log)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	l, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
-	}
-	return s.Serve(ctx, l)
+	return service.Run(ctx, c, version, log)
 }
 
 func workspaces(args []string, getenv func(string) string, out io.Writer) error {

@@ -62,6 +62,7 @@ type Server struct {
 	small    *room
 	stream   http.Handler
 	plain    http.Handler
+	booted   atomic.Bool
 	draining atomic.Bool
 	timeout  time.Duration // transferTimeout when 0
 
@@ -92,9 +93,9 @@ func (s *Server) Handler() http.Handler {
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", s.readyz)
-	mux.Handle("GET /metrics", s.Metrics.Handler())
-	mux.Handle("/mcp", http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp)))
+	mux.Handle("GET /readyz", s.afterBoot(http.HandlerFunc(s.readyz)))
+	mux.Handle("GET /metrics", s.afterBoot(s.Metrics.Handler()))
+	mux.Handle("/mcp", s.afterBoot(http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp))))
 	return mux
 }
 
@@ -111,6 +112,20 @@ func (s *Server) HTTP() *http.Server {
 	// /mcp, which renews both as it waits and works.
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
+}
+
+// Booted opens what needs sessions: before it, only health is answered.
+func (s *Server) Booted() { s.booted.Store(true) }
+
+func (s *Server) afterBoot(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.booted.Load() {
+			w.Header().Set("Retry-After", "5")
+			http.Error(w, "the sidecar is starting: it pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // Drain makes the sidecar unready, before it shuts down.

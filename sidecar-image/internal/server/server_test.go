@@ -40,6 +40,7 @@ func serve(t *testing.T, timeout time.Duration, hooks ...func(http.ConnState)) (
 	m := metrics.New("1.0.0", func() (int, int) { return 0, 0 })
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	s := &Server{Auth: auth, Tools: &tools.Tools{Config: &config.Config{}, Metrics: m, Log: log}, Metrics: m, MaxBody: 32 << 20, Version: "1.0.0", Log: log, timeout: timeout}
+	s.Booted()
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
 	for _, hook := range hooks {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	_ "modernc.org/sqlite" // the database driver
@@ -49,27 +50,41 @@ type Record struct {
 // Store keeps records in SQLite.
 type Store struct {
 	db       *sql.DB
+	lock     *os.File
 	Instance string // this sidecar's id, as in its containers' labels
 }
 
-// OpenStore opens, or makes, the database in dir. instance overrides the id
-// that is otherwise made once and kept there.
+// OpenStore opens, or makes, the database in dir, which is then this process's
+// alone until Close. instance overrides the id that is otherwise made once and kept
+// there.
 func OpenStore(ctx context.Context, dir, instance string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state directory (SANDBOX_STATE_DIR): %w", err)
+	}
+	// The kernel lets go of it when the process ends, however it does.
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		if err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == syscall.EWOULDBLOCK {
+			err = errors.New("another sidecar that runs has it; give each a SANDBOX_STATE_DIR of its own")
+		}
+	}
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("locking the state directory %s: %w", dir, err)
 	}
 	// WAL with synchronous=NORMAL survives a kill -9 of the sidecar; a power cut,
 	// which may lose the last writes, takes the containers with it.
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "sessions.db")+"?_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(5000)&_pragma=cache_size(-512)")
 	if err != nil {
+		lock.Close()
 		return nil, err
 	}
 	db.SetMaxOpenConns(1)
-	s := &Store{db: db}
+	s := &Store{db: db, lock: lock}
 	if _, err := db.ExecContext(ctx, `
 		CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, last_used INTEGER NOT NULL, record TEXT NOT NULL);
 		CREATE TABLE IF NOT EXISTS sidecar (instance TEXT NOT NULL)`); err != nil {
-		db.Close()
+		s.Close()
 		return nil, fmt.Errorf("opening the session records in %s: %w", dir, err)
 	}
 	err = db.QueryRowContext(ctx, `SELECT instance FROM sidecar`).Scan(&s.Instance)
@@ -78,7 +93,7 @@ func OpenStore(ctx context.Context, dir, instance string) (*Store, error) {
 		_, err = db.ExecContext(ctx, `INSERT INTO sidecar VALUES (?)`, s.Instance)
 	}
 	if err != nil {
-		db.Close()
+		s.Close()
 		return nil, fmt.Errorf("reading the sidecar's id: %w", err)
 	}
 	if instance != "" {
@@ -87,8 +102,8 @@ func OpenStore(ctx context.Context, dir, instance string) (*Store, error) {
 	return s, nil
 }
 
-// Close closes the database.
-func (s *Store) Close() error { return s.db.Close() }
+// Close closes the database and lets another have it.
+func (s *Store) Close() error { return errors.Join(s.db.Close(), s.lock.Close()) }
 
 // Put writes a record.
 func (s *Store) Put(ctx context.Context, r Record) error {
