@@ -115,6 +115,33 @@ func TestEngineRestart(t *testing.T) {
 	}
 }
 
+// An engine that hangs is no reason for the sidecar to: it ends when it is told
+// to, before it is killed with what it has not written, and the next has the session.
+func TestHungEngine(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "1"})
+	c := s.client()
+	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 1 })
+	id := c.open(m{})
+	c.exec(id, "echo kept > f")
+	var pid int
+	_, _ = fmt.Sscan(s.processes("system service"), &pid)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.ended:
+	case <-time.After(25 * time.Second):
+		s.kill()
+		t.Error("it does not end")
+	}
+	s.run()
+	if a := c.exec(id, "cat f"); a.Text != "kept\n" {
+		t.Errorf("the next sidecar's session: %+v", a)
+	}
+}
+
 // processes lists the pids of the sidecar's children whose command line holds
 // text.
 func (s *sidecar) processes(text string) string {

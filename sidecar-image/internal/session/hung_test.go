@@ -89,8 +89,13 @@ func TestHungEngine(t *testing.T) {
 			Limits:  Limits{Sessions: 5, PerPrincipal: 5, IdleTTL: time.Hour, WarmPool: 2, Opening: 1},
 			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }}, rec)
 		who := Caller{Principal: "p"}
-		if _, err := m.Get(who, rec.ID); err != nil {
+		s, err := m.Get(who, rec.ID)
+		if err != nil {
 			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := s.Conn(t.Context()); !errors.Is(err, errUnreached) || time.Since(began) > connTimeout {
+			t.Errorf("after %v its connection is %v", time.Since(began), err)
 		}
 		time.Sleep(time.Minute + 2*tickEvery)
 		if _, err := m.Get(who, rec.ID); err == nil {
@@ -99,8 +104,8 @@ func TestHungEngine(t *testing.T) {
 		if n := e.creates.Load(); n != 1 {
 			t.Errorf("%d containers of the pool are started at once", n)
 		}
-		began := time.Now()
-		if _, err := m.Open(t.Context(), who, Request{TTL: time.Hour}); !errors.Is(err, errSlow) || time.Since(began) > openTimeout+time.Second {
+		began = time.Now()
+		if _, err := m.Open(t.Context(), who, Request{TTL: time.Hour}); !errors.Is(err, ErrSlow) || time.Since(began) > OpenTimeout+time.Second {
 			t.Errorf("after %v the open ended with %v", time.Since(began), err)
 		}
 		before := e.creates.Load()

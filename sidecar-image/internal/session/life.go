@@ -155,9 +155,7 @@ func (m *Manager) reach() {
 		}
 		m.wg.Go(func() {
 			defer func() { <-places }()
-			ctx, cancel := context.WithTimeout(m.ctx, helloTimeout)
-			defer cancel()
-			if _, err := s.Conn(ctx); err != nil && m.ctx.Err() == nil {
+			if _, err := s.Conn(m.ctx); err != nil && m.ctx.Err() == nil {
 				m.logger(s).Warn("an adopted session is not reached yet; its next use tries again", "error", err)
 			}
 		})

@@ -19,14 +19,18 @@ import (
 
 const (
 	helloTimeout    = 30 * time.Second
-	openTimeout     = 2 * time.Minute
+	connTimeout     = 30 * time.Second
 	warmTimeout     = 5 * time.Minute // with a pull of the image
 	shutdownTimeout = 2 * time.Second
 	removeTimeout   = time.Minute
+	closeTimeout    = 3 * time.Second
 	removers        = 2
 	saveEvery       = 5 * time.Second
 	maxEpitaphs     = 1024
 	epitaphTTL      = 10 * time.Minute
+
+	// OpenTimeout is for an open, with the look-up of its image.
+	OpenTimeout = 2 * time.Minute
 )
 
 // Manager owns every session of this sidecar.
@@ -99,7 +103,7 @@ func (m *Manager) Close() {
 		}
 		s.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout) // the next sidecar removes what is left
 	defer cancel()
 	for _, w := range pool {
 		w.rw.Close()
@@ -123,7 +127,10 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("no more sessions: %s is %d; close one with sandbox_close, or try again when one has ended", e.Name, e.Limit)
 }
 
-var errSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", openTimeout)
+// ErrSlow is the cause of a context that ended with OpenTimeout.
+var ErrSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", OpenTimeout)
+
+var errUnreached = fmt.Errorf("the session could not be reached within %v; the engine is busy or hangs, try again later", connTimeout)
 
 func (m *Manager) reserve(principal string) error {
 	m.mu.Lock()
@@ -156,11 +163,11 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 			m.cfg.Observe.Opened(time.Since(began), fromPool, err)
 		}
 	}()
-	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, OpenTimeout, ErrSlow)
 	defer cancel()
 	defer func() {
-		if err != nil && context.Cause(ctx) == errSlow {
-			err = fmt.Errorf("%w: %w", errSlow, err)
+		if err != nil && context.Cause(ctx) == ErrSlow {
+			err = fmt.Errorf("%w: %w", ErrSlow, err)
 		}
 	}()
 	if err := m.reserve(who.Principal); err != nil {
