@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ type Config struct {
 	Log    string
 
 	Tokens    []identity.Token
+	TokenFile string
 	Anon      bool
 	JWKS      string
 	Issuer    string
@@ -94,7 +94,7 @@ var Vars = []Var{
 
 	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},
 	{"SANDBOX_AUTH_TOKENS", "", "more tokens, NAME=SECRET separated by commas; a token's name is its principal, and several may share a name while one replaces another", tokens},
-	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET", tokenFile},
+	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
 	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any", str(func(c *Config) *string { return &c.Issuer })},
@@ -324,14 +324,6 @@ func tokens(c *Config, v string) error {
 	t, err := identity.ParseTokens(v)
 	c.Tokens = append(c.Tokens, t...)
 	return err
-}
-
-func tokenFile(c *Config, v string) error {
-	b, err := os.ReadFile(v)
-	if err != nil {
-		return err
-	}
-	return tokens(c, string(b))
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)

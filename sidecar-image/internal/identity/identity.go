@@ -67,6 +67,7 @@ var Algorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", 
 // Options configure an Authenticator.
 type Options struct {
 	Tokens   []Token
+	File     string // of more tokens; empty for none
 	Anon     bool
 	JWKS     string // a file or an http(s) URL; empty for no attested identity
 	Issuer   string // required of tokens when not empty
@@ -78,7 +79,7 @@ type Options struct {
 // Authenticator judges requests.
 type Authenticator struct {
 	opts   Options
-	hashes [][sha256.Size]byte
+	tokens *file[[]Token] // nil without Options.File
 	keys   jwt.Keyfunc
 	parser *jwt.Parser
 
@@ -93,12 +94,21 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	if len(opts.Tokens) == 0 && !opts.Anon {
+	if len(opts.Tokens) == 0 && opts.File == "" && !opts.Anon {
 		return nil, errors.New("SANDBOX_AUTH_TOKEN is not set: set it (or SANDBOX_AUTH_TOKENS), or SANDBOX_ALLOW_ANON=1 for local use on loopback")
 	}
 	a := &Authenticator{opts: opts, seen: map[string]time.Time{}}
-	for _, t := range opts.Tokens {
-		a.hashes = append(a.hashes, sha256.Sum256([]byte(t.Secret)))
+	if opts.File != "" {
+		a.tokens = &file[[]Token]{path: opts.File, parse: func(b []byte) ([]Token, error) {
+			t, err := ParseTokens(string(b))
+			if err == nil && len(t) == 0 {
+				err = errors.New("it holds no token")
+			}
+			return t, err
+		}}
+		if _, err := a.tokens.load(); err != nil {
+			return nil, fmt.Errorf("SANDBOX_AUTH_TOKEN_FILE: reading the tokens in %s: %w", opts.File, err)
+		}
 	}
 	if opts.JWKS == "" {
 		return a, nil
@@ -124,11 +134,26 @@ func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
 		}
 		return k.Keyfunc, nil
 	}
-	f := &fileKeys{path: where}
+	f := &file[keyfunc.Keyfunc]{path: where, parse: func(b []byte) (keyfunc.Keyfunc, error) { return keyfunc.NewJWKSetJSON(b) }}
 	if _, err := f.load(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS: reading the key set %s: %w", where, err)
 	}
-	return f.keyfunc, nil
+	return func(t *jwt.Token) (any, error) {
+		k, err := f.load()
+		if err != nil {
+			return nil, err
+		}
+		return k.Keyfunc(t)
+	}, nil
+}
+
+// Tokens are those that open the door now.
+func (a *Authenticator) Tokens() []Token {
+	if a.tokens == nil {
+		return a.opts.Tokens
+	}
+	held, _ := a.tokens.load() // it has been loaded once
+	return slices.Concat(a.opts.Tokens, held)
 }
 
 // ErrToken answers a request without a valid bearer token.
@@ -192,14 +217,15 @@ func (a *Authenticator) bearer(h http.Header) (string, error) {
 		}
 	}
 	got := sha256.Sum256([]byte(secret))
-	match := -1
-	for i := range a.hashes {
-		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(got[:], a.hashes[i][:]), i, match)
+	match, tokens := -1, a.Tokens()
+	for i, t := range tokens {
+		sum := sha256.Sum256([]byte(t.Secret))
+		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(got[:], sum[:]), i, match)
 	}
 	if match < 0 || secret == "" {
 		return "", ErrToken
 	}
-	return a.opts.Tokens[match].Name, nil
+	return tokens[match].Name, nil
 }
 
 type claims struct {

@@ -64,11 +64,11 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
 	}
 	defer l.Close()
-	auth, err := identity.New(life, identity.Options{Tokens: c.Tokens, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway})
+	auth, err := identity.New(life, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway})
 	if err != nil {
 		return err
 	}
-	for _, t := range c.Tokens {
+	for _, t := range auth.Tokens() {
 		if len(t.Secret) < 16 {
 			log.Warn("a bearer token is shorter than 16 characters: make one with `openssl rand -hex 32`", "name", t.Name)
 		}
