@@ -167,9 +167,13 @@ var ErrNoIdentity = fmt.Errorf("this sidecar requires a signed identity: send it
 type Who struct {
 	session.Caller
 	Known bool // false: the door is open, but calls need an identity
+
+	jti   string // of an identity that is good for one request
+	until time.Time
 }
 
-// Authenticate judges a request by its headers. The error is fit to be shown.
+// Authenticate judges a request by its headers; Use comes after it. The error is
+// fit to be shown.
 func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 	name, err := a.bearer(h)
 	if err != nil {
@@ -180,8 +184,7 @@ func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 		case 0:
 			return Who{}, nil
 		case 1:
-			c, err := a.identity(values[0])
-			return Who{c, err == nil}, err
+			return a.identity(values[0])
 		default:
 			return Who{}, fmt.Errorf("more than one %s header", HeaderIdentity)
 		}
@@ -201,7 +204,7 @@ func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 			}
 		}
 	}
-	return Who{c, true}, nil
+	return Who{Caller: c, Known: true}, nil
 }
 
 // bearer finds the token's name, taking the same time whichever it is.
@@ -235,9 +238,9 @@ type claims struct {
 	RootRun   string `json:"root_run"`
 }
 
-func (a *Authenticator) identity(token string) (session.Caller, error) {
-	refuse := func(err error) (session.Caller, error) {
-		return session.Caller{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
+func (a *Authenticator) identity(token string) (Who, error) {
+	refuse := func(err error) (Who, error) {
+		return Who{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
 	}
 	if len(token) > 16<<10 {
 		return refuse(errors.New("the token is longer than 16 KiB"))
@@ -266,17 +269,19 @@ func (a *Authenticator) identity(token string) (session.Caller, error) {
 	// The tenant's own slashes are escaped (as in RFC 6901), so that ("a/b", "c")
 	// and ("a", "b/c") stay two principals.
 	who.Principal = strings.ReplaceAll(strings.ReplaceAll(c.Tenant, "~", "~0"), "/", "~1") + "/" + subject
-	if c.ID != "" && !a.first(c.ID, c.ExpiresAt.Add(a.opts.Leeway)) {
-		return refuse(errors.New("it has been used before (its jti is known)"))
-	}
-	return who, nil
+	return Who{who, true, c.ID, c.ExpiresAt.Add(a.opts.Leeway)}, nil
 }
 
-// first records a jti and tells whether it is new.
-func (a *Authenticator) first(jti string, until time.Time) bool {
-	key := jti
+// Use marks the identity of a request used, when the request is about to be
+// served: one that is turned away may come again with it. It fails for an identity
+// that was used before, by its jti.
+func (a *Authenticator) Use(w Who) error {
+	if w.jti == "" {
+		return nil
+	}
+	key := w.jti
 	if len(key) > 64 {
-		key = fmt.Sprintf("%x", sha256.Sum256([]byte(jti)))
+		key = fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
 	}
 	now := a.opts.Now()
 	a.mu.Lock()
@@ -290,10 +295,10 @@ func (a *Authenticator) first(jti string, until time.Time) bool {
 		}
 	}
 	if _, ok := a.seen[key]; ok {
-		return false
+		return fmt.Errorf("%s: it has been used before (its jti is known)", HeaderIdentity)
 	}
-	a.seen[key] = until
-	return true
+	a.seen[key] = w.until
+	return nil
 }
 
 // reason says what is wrong with a token without repeating any of it.

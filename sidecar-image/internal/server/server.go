@@ -201,6 +201,10 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
+	if err := s.Auth.Use(who); err != nil {
+		s.deny(w, r, http.StatusUnauthorized, "identity", err)
+		return
+	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
 	body = req.Lift(body)
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
