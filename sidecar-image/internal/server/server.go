@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -206,7 +207,13 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
-	body = req.Lift(body)
+	whole := len(body)
+	if body = req.Lift(body); len(body) != whole && longName(body, req) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"id, requestId and progressToken may have %d bytes"}}`+"\n", tools.LiftMin-2)
+		return
+	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	w = req.Writer(w)
 	msg := peek(body)
@@ -363,7 +370,23 @@ type message struct {
 	ID     json.RawMessage `json:"id"`
 	Params struct {
 		RequestID json.RawMessage `json:"requestId"`
+		Meta      struct {
+			ProgressToken json.RawMessage `json:"progressToken"`
+		} `json:"_meta"`
 	} `json:"params"`
+}
+
+// longName tells whether a request, or one of a batch, is named by a string that was
+// lifted out of it: the answer would name another.
+func longName(body []byte, r *tools.Request) bool {
+	var batch []message
+	if json.Unmarshal(body, &batch) != nil {
+		batch = []message{{}}
+		_ = json.Unmarshal(body, &batch[0])
+	}
+	return slices.ContainsFunc(batch, func(m message) bool {
+		return r.StandsIn(m.ID) || r.StandsIn(m.Params.RequestID) || r.StandsIn(m.Params.Meta.ProgressToken)
+	})
 }
 
 func peek(body []byte) (m message) {

@@ -246,6 +246,27 @@ func TestUnwantedBody(t *testing.T) {
 	}
 }
 
+// A request is answered under its own name, or refused when that is too long.
+func TestLongNames(t *testing.T) {
+	_, srv := serve(t, time.Minute)
+	name := func(n int) string { return `"` + strings.Repeat("i", n-2) + `"` }
+	for _, tc := range []struct {
+		what, body string
+		status     int
+		want       string
+	}{
+		{"the longest id", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin) + `}`, http.StatusOK, `"id":` + name(tools.LiftMin)},
+		{"an id above it", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin+1) + `}`, http.StatusBadRequest, `"id":null,"error":{"code":-32600`},
+		{"one of a batch", `[` + ping + `,{"jsonrpc":"2.0","method":"ping","id":` + name(20<<10) + `}]`, http.StatusBadRequest, `"id":null`},
+		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, `"id":null`},
+		{"another long string", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"x":` + name(20<<10) + `}}}`, http.StatusOK, `"id":1`},
+	} {
+		if resp, text := answer(t, post(t, srv, main, int64(len(tc.body)), tc.body), time.Minute); resp.StatusCode != tc.status || !strings.Contains(text, tc.want) {
+			t.Errorf("%s: %s %.100s", tc.what, resp.Status, text)
+		}
+	}
+}
+
 // A client that sends requests and takes no answers is left alone after a while.
 func TestUntakenAnswers(t *testing.T) {
 	const timeout = time.Second
