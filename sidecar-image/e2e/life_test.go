@@ -115,6 +115,37 @@ func TestEngineRestart(t *testing.T) {
 	}
 }
 
+// A session that was killed with its monitor, as in a container that was, runs for
+// podman. It is found to be over, by the next sidecar and by one that runs.
+func TestKilledMonitor(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	kill := func(id string) {
+		t.Helper()
+		var monitor, pid int
+		if _, err := fmt.Sscan(s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.ConmonPid}} {{.State.Pid}}"), &monitor, &pid); err != nil || monitor == 0 || pid == 0 {
+			t.Fatal(monitor, pid, err)
+		}
+		for _, p := range []int{monitor, pid} {
+			if err := syscall.Kill(p, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if state := s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.Running}}"); state != "true" {
+			t.Logf("this podman sees it by itself: %s", state)
+		}
+	}
+	adopted, live := c.open(m{}), c.open(m{})
+	s.kill()
+	kill(adopted)
+	s.run()
+	kill(live)
+	for what, id := range map[string]string{"an adopted one": adopted, "one in use": live} {
+		eventually(t, 20*time.Second, what+" is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	}
+	eventually(t, 20*time.Second, "their containers are removed", func() bool { return len(s.containers()) == 0 })
+}
+
 // An engine that hangs is no reason for the sidecar to: it ends when it is told
 // to, before it is killed with what it has not written, and the next has the session.
 func TestHungEngine(t *testing.T) {

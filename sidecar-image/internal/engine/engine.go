@@ -28,6 +28,7 @@ import (
 	"github.com/docker/docker/client"
 	"github.com/docker/go-units"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"golang.org/x/sys/unix"
 )
 
 // Labels of a session container. Each has the prefix so that an operator can
@@ -434,6 +435,11 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 	s = State{ID: c.ID, Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
+		if e.child != nil && s.Running && c.State.Pid > 0 {
+			// Podman takes a container whose monitor was killed with it for running,
+			// for good. Its processes are in this namespace, as podman is.
+			s.Running = unix.Kill(c.State.Pid, 0) != unix.ESRCH
+		}
 	}
 	return s, true, nil
 }
