@@ -133,6 +133,50 @@ func TestCarriers(t *testing.T) {
 	})
 }
 
+// choosy removes containers by its own rule.
+type choosy struct {
+	hung
+	remove func(ctx context.Context, id string) error
+}
+
+func (c *choosy) Remove(ctx context.Context, id string) error { return c.remove(ctx, id) }
+
+// Containers that are stuck do not hold up the removal of others, and one that
+// cannot be removed is tried by one.
+func TestStuckRemovals(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		var tries atomic.Int32
+		began, removed := time.Now(), make(chan time.Duration, 1)
+		stray := engine.State{ID: "stray", Labels: map[string]string{engine.LabelSession: "s"}}
+		e := &choosy{hung{has: []engine.State{stray}}, func(ctx context.Context, id string) error {
+			switch id {
+			case "stray":
+				tries.Add(1)
+				return errors.New("device or resource busy")
+			case "well":
+				removed <- time.Since(began)
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		m := manage(t, path, Config{Engine: e})
+		for _, id := range []string{"stuck", "stuck too", "well"} {
+			m.remove(Record{ID: id, Container: id}, nil)
+		}
+		if after := <-removed; after > 2*removePatience {
+			t.Errorf("a container waited %v for stuck ones", after)
+		}
+		time.Sleep(10 * reconcileEvery)
+		before := tries.Load()
+		time.Sleep(reconcileEvery)
+		if n := tries.Load() - before; n < 3 || n > 15 { // every two seconds, when its turn comes
+			t.Errorf("a stray is tried %d times in %v", n, reconcileEvery)
+		}
+	})
+}
+
 // A command that starts while its session is found idle either keeps the session
 // or is refused: it is never killed by the close.
 func TestIdleIsDecidedOnce(t *testing.T) {

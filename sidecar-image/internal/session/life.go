@@ -235,7 +235,9 @@ func (m *Manager) reconcile() {
 			delete(strays, rec.ID)
 		}
 		for id, container := range strays {
-			m.remove(Record{ID: id, Container: container}, nil)
+			if _, ok := m.removing.Load(id); !ok {
+				m.remove(Record{ID: id, Container: container}, nil)
+			}
 		}
 	}
 	for _, s := range m.All() {

@@ -25,6 +25,7 @@ const (
 	removeTimeout   = time.Minute
 	closeTimeout    = 3 * time.Second
 	removers        = 2
+	removePatience  = 5 * time.Second // then the next has its turn beside it
 	saveEvery       = 5 * time.Second
 	maxEpitaphs     = 1024
 	epitaphTTL      = 10 * time.Minute
@@ -47,6 +48,7 @@ type Manager struct {
 
 	refilling atomic.Bool
 	removals  chan removal
+	removing  sync.Map // ids of the sessions in it, and of those that are tried again
 	openings  chan struct{}
 	wg        sync.WaitGroup
 	ctx       context.Context
@@ -416,6 +418,7 @@ func (m *Manager) remove(rec Record, done func()) {
 	if done == nil {
 		done = func() {}
 	}
+	m.removing.Store(rec.ID, true)
 	select {
 	case m.removals <- removal{rec, done}:
 	default:
@@ -428,37 +431,51 @@ func (m *Manager) remove(rec Record, done func()) {
 	}
 }
 
-// remover removes containers, then their records, trying again for as long as
-// the engine does not let it.
+// remover removes one container after the other, and waits for none that is stuck.
 func (m *Manager) remover() {
 	for {
 		select {
 		case <-m.ctx.Done():
 			return
 		case r := <-m.removals:
-			ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
-			err := m.cfg.Engine.Remove(ctx, r.rec.Container)
-			if err == nil {
-				err = m.cfg.Store.Delete(ctx, r.rec.ID)
-			}
-			cancel()
-			if err == nil {
-				r.done()
-				continue
-			}
-			if m.ctx.Err() != nil {
-				return
-			}
-			m.cfg.Log.Warn("a session's container could not be removed yet", "session", r.rec.ID, "error", err)
+			ended := make(chan struct{})
 			m.wg.Go(func() {
-				select {
-				case <-time.After(2 * time.Second):
-					m.remove(r.rec, r.done)
-				case <-m.ctx.Done():
-				}
+				defer close(ended)
+				m.removeNow(r)
 			})
+			select {
+			case <-ended:
+			case <-time.After(removePatience):
+			}
 		}
 	}
+}
+
+// removeNow removes a container, then its record. It is tried again for as long as
+// the engine does not let it.
+func (m *Manager) removeNow(r removal) {
+	ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
+	defer cancel()
+	err := m.cfg.Engine.Remove(ctx, r.rec.Container)
+	if err == nil {
+		err = m.cfg.Store.Delete(ctx, r.rec.ID)
+	}
+	if err == nil {
+		m.removing.Delete(r.rec.ID)
+		r.done()
+		return
+	}
+	if m.ctx.Err() != nil {
+		return
+	}
+	m.cfg.Log.Warn("a session's container could not be removed yet", "session", r.rec.ID, "error", err)
+	m.wg.Go(func() {
+		select {
+		case <-time.After(2 * time.Second):
+			m.remove(r.rec, r.done)
+		case <-m.ctx.Done():
+		}
+	})
 }
 
 // watch looks at a session whose connection ended by itself: either its
