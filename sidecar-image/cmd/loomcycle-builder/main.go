@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -163,12 +164,13 @@ func healthcheck(getenv func(string) string) error {
 	if addr == "" {
 		addr = config.Vars[0].Default
 	}
-	_, port, err := net.SplitHostPort(addr)
+	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("SANDBOX_LISTEN_ADDR: %w", err)
 	}
+	host = cmp.Or(host, "0.0.0.0") // which a dialer takes for this machine
 	client := http.Client{Timeout: 5 * time.Second}
-	resp, err := client.Get("http://127.0.0.1:" + port + "/readyz")
+	resp, err := client.Get("http://" + net.JoinHostPort(host, port) + "/readyz")
 	if err != nil {
 		return err
 	}
