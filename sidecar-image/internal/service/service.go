@@ -28,7 +28,7 @@ import (
 const (
 	engineTimeout = time.Minute // for the engine to answer at boot
 	trialTimeout  = 5 * time.Minute
-	drainTimeout  = 20 * time.Second
+	drainTimeout  = 15 * time.Second
 	flushTimeout  = 5 * time.Second
 	openAtOnce    = 4
 )
@@ -56,7 +56,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	// First: a second sidecar has to end here, before it touches what the running one owns.
-	if s.store, err = session.OpenStore(ctx, c.StateDir, c.Instance); err != nil {
+	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
 		return err
 	}
 	l, err := net.Listen("tcp", c.Listen)
@@ -200,6 +200,6 @@ func (s *sidecar) close() {
 		s.log.Warn("the last traces were not sent", "error", err)
 	}
 	if s.store != nil {
-		_ = s.store.Close() // last: the next sidecar may have the directory
+		s.store.Close() // last: the next sidecar may have the directory
 	}
 }
