@@ -173,16 +173,34 @@ func (s *sidecar) podmanOut(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// containers lists the names of this sidecar's containers.
-func (s *sidecar) containers() []string {
-	return strings.Fields(s.podmanOut("ps", "-a", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"], "--format", "{{.Names}}"))
+func (s *sidecar) list() *exec.Cmd {
+	return s.cli.Command("ps", "-a", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"], "--format", "{{.Names}}")
 }
 
-func (s *sidecar) removeAll() {
-	if names := s.containers(); len(names) > 0 {
-		_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
-		_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
+// containers lists the names of this sidecar's containers.
+func (s *sidecar) containers() []string {
+	out, err := s.list().Output()
+	if err != nil {
+		s.t.Fatalf("listing the containers: %v", err)
 	}
+	return strings.Fields(string(out))
+}
+
+// removeAll removes this sidecar's containers, and those that its engine finishes
+// just now. A list fails when another test's container goes while it is made.
+func (s *sidecar) removeAll() {
+	var out []byte
+	var err error
+	for range 20 {
+		if out, err = s.list().Output(); err == nil && len(out) == 0 {
+			return
+		}
+		if names := strings.Fields(string(out)); len(names) > 0 {
+			_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
+			_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
+		}
+	}
+	s.t.Errorf("containers are left: %s %v", out, err)
 }
 
 // eventually waits for a condition, and fails with what it was about.

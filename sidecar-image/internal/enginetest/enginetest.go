@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -110,6 +111,20 @@ func New(t testing.TB) *Podman {
 	p.run(t, "import", "--quiet", "-c", "ENV HOME=/work", "-c", "WORKDIR /work", "-c", "USER 1000:1000", rootfs, standIn)
 	return p
 }
+
+// Apart is a podman with the same images and containers of its own, for a test that
+// damages its storage.
+func (p *Podman) Apart(t testing.TB) *Podman {
+	own := *p
+	own.Flags = append(slices.Clone(p.Flags), "--storage-opt", "additionalimagestore="+p.Root())
+	for _, flag := range []string{"--root", "--runroot"} {
+		own.Flags[slices.Index(own.Flags, flag)+1] = t.TempDir()
+	}
+	return &own
+}
+
+// Root is the directory of the podman's storage.
+func (p *Podman) Root() string { return p.Flags[slices.Index(p.Flags, "--root")+1] }
 
 // built is the session image in this checkout's dist, or nothing.
 func built() string {
