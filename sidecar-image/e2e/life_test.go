@@ -396,14 +396,48 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A state disk that is full refuses new sessions with a sentence, costs the open
-// ones nothing, leaves no container behind, and heals.
-func TestFullStateDisk(t *testing.T) {
+// small mounts a file system of a known size.
+func small(t *testing.T, size string) string {
+	t.Helper()
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755,size="+size); err != nil {
 		enginetest.Skip(t, "no file system of a known size can be mounted here: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir
+}
+
+// A workspaces' disk that is full says so to who writes to it, costs the others
+// nothing, and is as good as new when there is room again.
+func TestFullWorkspaceDisk(t *testing.T) {
+	dir := small(t, "8m")
+	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(dir, "ws")})
+	c := s.client()
+	id, other := c.open(m{"workspace": "w1"}), c.open(m{})
+	if a := c.exec(id, "echo kept > f; head -c 100M /dev/zero > big"); !a.IsError || !strings.Contains(a.Text, "No space left on device") {
+		t.Errorf("a filler: %+v", a)
+	}
+	content := strings.Repeat("x", 1<<20)
+	if a := c.call("sandbox_write", m{"session_id": id, "path": "f", "content": content}); !a.IsError || !strings.Contains(a.Text, "no space left on device") {
+		t.Errorf("a write: %+v", a)
+	}
+	if a := c.call("sandbox_write", m{"session_id": other, "path": "f", "content": content}); a.IsError {
+		t.Errorf("another session's write: %+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	again := c.open(m{"workspace": "w1"})
+	if a := c.exec(again, "cat f; ls; rm big"); a.Text != "kept\nbig\nf\n" {
+		t.Errorf("the file that could not be replaced, and what lies beside it: %+v", a)
+	}
+	if a := c.call("sandbox_write", m{"session_id": again, "path": "f", "content": content}); a.IsError {
+		t.Errorf("a write when there is room again: %+v", a)
+	}
+}
+
+// A state disk that is full refuses new sessions with a sentence, costs the open
+// ones nothing, leaves no container behind, and heals.
+func TestFullStateDisk(t *testing.T) {
+	dir := small(t, "1m")
 	s := start(t, "runc", map[string]string{"SANDBOX_STATE_DIR": dir})
 	c := s.client()
 	id := c.open(m{})
