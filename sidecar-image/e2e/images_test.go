@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,15 +18,7 @@ import (
 func image(t *testing.T, p *enginetest.Podman, name string) string {
 	t.Helper()
 	dist(t)
-	var stderr bytes.Buffer
-	cmd := p.Command("pull", "--quiet", "oci:"+abs(t, "../../dist/oci")+":"+name)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("pulling %s out of dist: %v\n%s", name, err, stderr.String())
-	}
-	words := strings.Fields(string(out))
-	return words[len(words)-1]
+	return p.FromDist(t, abs(t, "../../dist"), name)
 }
 
 // boxed is a sidecar in a container of the test's podman.

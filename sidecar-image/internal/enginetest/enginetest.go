@@ -68,19 +68,17 @@ func New(t testing.TB) *Podman {
 	if p.Agent, err = Agent(); err != nil {
 		t.Fatal(err)
 	}
-	source := os.Getenv("SANDBOX_TEST_IMAGE")
-	if source == "" {
-		source = built()
+	source, dist := os.Getenv("SANDBOX_TEST_IMAGE"), built()
+	switch {
+	case pulled != "":
+	case source != "" && p.cmd("image", "exists", source).Run() == nil:
+		pulled = source
+	case source != "":
+		pulled = p.pull(t, p.cmd("pull", "--quiet", source))
+	case dist != "":
+		pulled = p.FromDist(t, dist, sessionImage)
 	}
-	if source != "" {
-		if p.cmd("image", "exists", source).Run() == nil {
-			pulled = source
-		}
-		if pulled == "" {
-			out := strings.Fields(p.run(t, "pull", "--quiet", source))
-			pulled = out[len(out)-1] // its id
-		}
-		p.Image = pulled
+	if p.Image = pulled; pulled != "" {
 		return p
 	}
 	p.Image = standIn
@@ -126,18 +124,38 @@ func (p *Podman) Apart(t testing.TB) *Podman {
 // Root is the directory of the podman's storage.
 func (p *Podman) Root() string { return p.Flags[slices.Index(p.Flags, "--root")+1] }
 
-// built is the session image in this checkout's dist, or nothing.
+// FromDist pulls an image of a family that was built, and returns its id.
+func (p *Podman) FromDist(t testing.TB, dist, name string) string {
+	t.Helper()
+	cmd := p.cmd("pull", "--quiet", "oci:oci:"+name)
+	cmd.Dir = dist // podman 4.3 takes a path with capitals for a wrong name
+	return p.pull(t, cmd)
+}
+
+func (p *Podman) pull(t testing.TB, cmd *exec.Cmd) string {
+	t.Helper()
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	words := strings.Fields(string(out))
+	if err != nil || len(words) == 0 {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, stderr.String())
+	}
+	return words[len(words)-1]
+}
+
+// built is this checkout's dist when the session image is in it, or nothing.
 func built() string {
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return ""
 	}
-	layout := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "dist", "oci")
-	index, err := os.ReadFile(filepath.Join(layout, "index.json"))
+	dist := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "dist")
+	index, err := os.ReadFile(filepath.Join(dist, "oci", "index.json"))
 	if err != nil || !strings.Contains(string(index), `"`+sessionImage+`"`) {
 		return ""
 	}
-	return "oci:" + layout + ":" + sessionImage
+	return dist
 }
 
 func (p *Podman) cmd(args ...string) *exec.Cmd {
