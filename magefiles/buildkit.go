@@ -53,8 +53,8 @@ func (Buildkit) Status(ctx context.Context) error {
 		row("builds for", strings.Join(n.Platforms, ", "))
 		row("in use", fmt.Sprintf("%s in %d cache records, %d running builds", size(n.Bytes), n.Records, n.Builds))
 	}
-	if len(s.Nodes) == 0 {
-		row("address", "none: no daemon is up, a build would start a private one")
+	if len(s.Missing) > 0 {
+		row("address", "none for "+strings.Join(s.Missing, ", ")+": no daemon is up, a build would start a private one")
 	}
 	switch {
 	case s.PID != 0:

@@ -20,13 +20,21 @@ func Dist(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{Sbom, Provenance, Sign, Policy} {
-		if err := step(ctx); err != nil {
+	replaced, err := dist.Watch("dist")
+	if err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{Sbom, Provenance, Sign, Policy, func(ctx context.Context) error {
+		_, err := smoke.Run(ctx, smoke.Options{Root: ".", Native: true, Getenv: os.Getenv, Out: os.Stdout, Log: os.Stderr})
+		return err
+	}} {
+		err := step(ctx)
+		if rerr := replaced(); rerr != nil {
+			return rerr
+		}
+		if err != nil {
 			return err
 		}
-	}
-	if _, err := smoke.Run(ctx, smoke.Options{Root: ".", Native: true, Getenv: os.Getenv, Out: os.Stdout, Log: os.Stderr}); err != nil {
-		return err
 	}
 	return dist.Summary(os.Stdout, r)
 }

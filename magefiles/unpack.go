@@ -37,7 +37,7 @@ func (Unpack) Diff(ctx context.Context, arch string) error {
 		return err
 	}
 	job := &differential.Job{
-		Lock: l, Arch: arch, Groups: []string{"base", "shell", "python", "cc", "rust"},
+		Lock: l, Arch: arch, Groups: []string{"base", "shell", "python", "cc", "rust", "engine"},
 		Debs: filepath.Join(cache, "debs"), Work: filepath.Join(cache, "differential", arch), Log: os.Stderr,
 	}
 	if err := job.Fetch(ctx, mirror.FromMachine(ctx, os.Getenv)); err != nil {

@@ -121,9 +121,9 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	rows := []Row{
 		{"arm64 toolbox's Debian packages (and Go) from nothing, this pipeline, with export", seconds(packages), ""},
 		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
-		{"ratio, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/packages.Seconds()), "12 or more"},
-		{"ratio, without the base", fmt.Sprintf("%.1f", install.Seconds()/packages.Seconds()), ""},
-		{"whole arm64 toolbox: also Node, the runtime and the compiled libraries", seconds(native), ""},
+		{"ratio of these two, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/packages.Seconds()), "12 or more"},
+		{"ratio of these two, without the base", fmt.Sprintf("%.1f", install.Seconds()/packages.Seconds()), ""},
+		{"whole arm64 toolbox from nothing: also Node, the runtime and the compiled libraries", seconds(native), ""},
 		{"fresh checkout, no module and no compiled package there: BuildKit's first line", seconds(fresh), "within 3 minutes"},
 		{"whole family, both platforms, from an empty BuildKit", seconds(whole), "under 150 s"},
 		{"no-change rebuild", seconds(again), "under 3 s"},

@@ -71,6 +71,7 @@ type builder struct {
 // Run builds into the dist folder, which is replaced in one step when
 // everything is there, and not touched otherwise.
 func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
+	started := time.Now()
 	b, err := load(ctx, o)
 	if err != nil {
 		return nil, err
@@ -103,6 +104,13 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 	}
 	if size > 0 {
 		fmt.Fprintf(b.Log, "build: compressed %d MB of layers in %s\n", size/1e6, time.Since(start).Round(100*time.Millisecond))
+	}
+	made := dist.Made{Started: started.UTC(), Finished: time.Now().UTC(), Workers: map[string]string{}}
+	for _, platform := range b.Platform {
+		made.Workers[platform] = b.Builder.ForPlatform(platform).Arch()
+	}
+	for _, name := range b.Images {
+		stage.Made[name] = made
 	}
 	return b.publish(stage, variants)
 }
@@ -283,6 +291,7 @@ func (b *builder) jobs(ctx context.Context) ([]buildkit.Job, []variant, error) {
 	var jobs []buildkit.Job
 	var variants []variant
 	nodes := map[string]*node{} // by the worker's architecture
+	b.sources.begin()
 	for _, name := range b.Images {
 		img, err := b.family.Image(name)
 		if err != nil {
@@ -418,7 +427,7 @@ func (b *builder) node(ctx context.Context, arch string) (*node, error) {
 			Unpacker: llb.Local(name, llb.WithCustomName("send the unpacker")),
 			Source:   llb.Local("source-gocache", llb.WithCustomName("send the source of go-cache")),
 			Modules:  proxies(b.modules),
-			Fetch:    b.sources.fetch,
+			Fetch:    func(src lock.Source) images.Located { return b.sources.fetch(ctx, src) },
 			Epoch:    b.epoch(),
 		},
 	}, nil
@@ -510,8 +519,10 @@ func (b *builder) secrets() map[string][]byte {
 	if b.goproxy != "" {
 		out[images.SecretGOPROXY] = []byte(b.goproxy)
 	}
-	if v := b.Getenv("NPM_CONFIG_REGISTRY"); v != "" {
-		out[images.SecretNPMRegistry] = []byte(v)
+	if b.runtime.web { // the registry that Node comes from, wherever it is named
+		if urls, err := b.sources.mirrors.Candidates(lock.Source{Kind: lock.KindNPM}); err == nil {
+			out[images.SecretNPMRegistry] = []byte(urls[0])
+		}
 	}
 	for _, file := range []string{b.Getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"} {
 		if file == "" {

@@ -6,16 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
@@ -194,6 +197,92 @@ func TestMirrorFaults(t *testing.T) {
 				t.Errorf("left behind: %v %v", left, err)
 			}
 		})
+	}
+}
+
+// The same of a folder; a second mirror has what it lacks, also when that is a folder.
+func TestFaultsOfAFolder(t *testing.T) {
+	whole, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := prebuilt(t)
+	b := daemon(t, "folders", nil)
+	// spoilt is a copy of the pool in which change was called with the path of a package.
+	spoilt := func(name string, change func(string) error) string {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
+			t.Fatal(err)
+		}
+		files, err := filepath.Glob(filepath.Join(dir, "pool/*/*/*/"+name+"_*.deb"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		for _, file := range files {
+			if err := change(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return "file:" + dir
+	}
+	wrong := func(file string) error {
+		text, err := os.ReadFile(file)
+		if err == nil {
+			text[len(text)/2] ^= 1
+			err = os.WriteFile(file, text, 0o644)
+		}
+		return err
+	}
+	for _, tc := range []struct {
+		name, mirror string
+		want         []string
+	}{
+		{"a wrong byte", spoilt("netbase", wrong), []string{"netbase", "expected sha256:", "found sha256:", "DEBIAN_MIRROR"}},
+		{"a truncated file", spoilt("netbase", func(file string) error { return os.Truncate(file, 1) }), []string{"netbase", "truncated", "DEBIAN_MIRROR"}},
+		{"a missing package", spoilt("netbase", os.Remove), []string{"netbase", "DEBIAN_MIRROR", "lock:update"}},
+		{"a second mirror", spoilt("netbase", os.Remove) + " " + faulty(t, whole, nil), nil},
+		{"a second folder", spoilt("netbase", os.Remove) + " " + spoilt("tzdata", os.Remove), nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Run(t.Context(), options(t, b, map[string]string{"DEBIAN_MIRROR": tc.mirror, "LOOMCYCLE_SOURCE": "bin:" + bin}))
+			if (err == nil) != (tc.want == nil) {
+				t.Fatal(err)
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("the error is not one sentence with %q:\n%v", part, err)
+				}
+			}
+		})
+	}
+}
+
+// Of a folder only what the graph reads is sent.
+func TestFolderIsNotSentWhole(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"README", "dists/x/Packages", "pool/a/a.deb", "pool/a/b.deb", "pool/c/c.deb"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755), os.WriteFile(filepath.Join(dir, name), nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newSources(mirror.FromMachine(t.Context(), getenv(map[string]string{"DEBIAN_MIRROR": "file:" + dir})))
+	for _, name := range []string{"pool/a/b.deb", "pool/c/c.deb"} {
+		s.fetch(t.Context(), lock.Source{Kind: lock.KindDebian, Name: name, Path: name})
+	}
+	if s.err != nil || len(s.mounts) != 1 {
+		t.Fatal(s.mounts, s.err)
+	}
+	var sent []string
+	for _, mount := range s.mounts {
+		if err := mount.Walk(t.Context(), "", func(name string, _ fs.DirEntry, err error) error {
+			sent = append(sent, name)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"pool", "pool/a", "pool/a/b.deb", "pool/c", "pool/c/c.deb"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, not %q", sent, want)
 	}
 }
 
@@ -418,6 +507,30 @@ func main() { println(version, commit, web.Page) }
 	}
 	if want := "git:" + dir + "#" + commit; r.Source.Loomcycle != want {
 		t.Errorf("release.json has the source %q, not %q", r.Source.Loomcycle, want)
+	}
+}
+
+// npm in a build step uses the registry that this machine's npm would.
+func TestRegistryOfTheUserInterface(t *testing.T) {
+	const want = "https://registry.example.test/npm"
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, ".npmrc"), []byte("registry="+want+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("npm_config_userconfig", filepath.Join(home, ".npmrc"))
+	for _, env := range []map[string]string{{"NPM_CONFIG_REGISTRY": want}, {"npm_config_registry": want}, {}} {
+		if len(env) == 0 {
+			if _, err := exec.LookPath("npm"); err != nil {
+				continue
+			}
+			t.Setenv("NPM_CONFIG_REGISTRY", "")
+			t.Setenv("npm_config_registry", "")
+		}
+		b := &builder{Options: Options{Getenv: func(name string) string { return env[name] }}, runtime: loomcycle{web: true}}
+		b.sources = newSources(mirror.FromMachine(t.Context(), b.Getenv))
+		if got := string(b.secrets()[images.SecretNPMRegistry]); got != want {
+			t.Errorf("%v: the registry is %q", env, got)
+		}
 	}
 }
 

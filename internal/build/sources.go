@@ -2,8 +2,11 @@ package build
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"sync"
@@ -11,6 +14,7 @@ import (
 	"github.com/moby/buildkit/client/llb"
 	digest "github.com/opencontainers/go-digest"
 	"github.com/tonistiigi/fsutil"
+	"github.com/tonistiigi/fsutil/types"
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
@@ -24,7 +28,7 @@ import (
 type sources struct {
 	mirrors *mirror.Mirrors
 	mounts  map[string]fsutil.FS // local mirrors, by the name of their llb.Local
-	local   map[string]llb.State
+	local   map[string]*folder   // the same, by their root
 
 	// secrets are the Authorization headers of mirrors with credentials, which
 	// stay out of the graph, by their BuildKit ids.
@@ -36,20 +40,50 @@ type sources struct {
 }
 
 func newSources(m *mirror.Mirrors) *sources {
-	return &sources{mirrors: m, mounts: map[string]fsutil.FS{}, local: map[string]llb.State{}, secrets: map[string][]byte{},
-		known: map[string]lock.Source{}, moved: map[lock.Source]string{}}
+	s := &sources{mirrors: m, secrets: map[string][]byte{}, moved: map[lock.Source]string{}}
+	s.begin()
+	return s
+}
+
+// begin forgets the graph before, of which a cancelled solve may still read.
+func (s *sources) begin() {
+	s.mounts, s.local, s.known = map[string]fsutil.FS{}, map[string]*folder{}, map[string]lock.Source{}
+}
+
+// folder is the root of a file: mirror.
+type folder struct {
+	state  llb.State
+	wanted map[string]bool // what the graph reads of it, and the folders above
+}
+
+// place is the URL at which a source is thought to be: the first that is no
+// missing file.
+func (s *sources) place(ctx context.Context, src lock.Source) (string, error) {
+	if at := s.moved[src]; at != "" {
+		return at, nil
+	}
+	urls, err := s.mirrors.Candidates(src)
+	if err != nil {
+		return "", err
+	}
+	for _, at := range urls {
+		file, local := mirror.LocalPath(at)
+		if !local {
+			return at, nil
+		}
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			return at, nil
+		}
+	}
+	return s.mirrors.Locate(ctx, src) // which says it as every missing source is said
 }
 
 // fetch is images.Graph's Fetch. An error is kept for the end of the graph.
-func (s *sources) fetch(src lock.Source) images.Located {
-	at := s.moved[src]
-	if at == "" {
-		urls, err := s.mirrors.Candidates(src)
-		if err != nil {
-			s.err = err
-			return images.Located{State: llb.Scratch(), Key: src.Path, Path: src.File()}
-		}
-		at = urls[0]
+func (s *sources) fetch(ctx context.Context, src lock.Source) images.Located {
+	at, err := s.place(ctx, src)
+	if err != nil {
+		s.err = err
+		return images.Located{State: llb.Scratch(), Key: src.Path, Path: src.File()}
 	}
 	bare, authorization, err := mirror.Credentials(at)
 	if err != nil {
@@ -75,39 +109,70 @@ func (s *sources) fetch(src lock.Source) images.Located {
 	return images.Located{Key: bare, Path: src.File(), State: llb.HTTP(bare, opts...)}
 }
 
-// localMirror is the folder of a file: mirror, of which only what is locked
-// is sent to the builder.
+// localMirror is the folder of a file: mirror, of which only what the graph
+// reads is sent to the builder.
 func (s *sources) localMirror(file string, src lock.Source) (llb.State, error) {
 	root := file[:len(file)-len(src.Path)]
-	if st, ok := s.local[root]; ok {
-		return st, nil
+	f := s.local[root]
+	if f == nil {
+		all, err := fsutil.NewFS(path.Clean(root))
+		if err != nil {
+			return llb.Scratch(), fmt.Errorf("%s: %w", src.Kind.Variable(), err)
+		}
+		name := fmt.Sprintf("mirror-%s-%d", src.Kind, len(s.local))
+		f = &folder{state: llb.Local(name, llb.WithCustomName("read "+src.Kind.Variable())), wanted: map[string]bool{}}
+		if s.mounts[name], err = fsutil.NewFilterFS(all, &fsutil.FilterOpt{Map: func(name string, stat *types.Stat) fsutil.MapResult {
+			switch {
+			case f.wanted[name]:
+				return fsutil.MapResultKeep
+			case stat.IsDir():
+				return fsutil.MapResultSkipDir
+			}
+			return fsutil.MapResultExclude
+		}}); err != nil {
+			return llb.Scratch(), err
+		}
+		s.local[root] = f
 	}
-	fs, err := fsutil.NewFS(path.Clean(root))
-	if err != nil {
-		return llb.Scratch(), fmt.Errorf("%s: %w", src.Kind.Variable(), err)
+	for name := src.Path; name != "."; name = path.Dir(name) {
+		f.wanted[name] = true
 	}
-	name := "mirror-" + string(src.Kind)
-	s.mounts[name] = fs
-	s.local[root] = llb.Local(name, llb.WithCustomName("read "+src.Kind.Variable()))
-	return s.local[root], nil
+	return f.state, nil
 }
 
 // relocate looks into failed downloads: it returns true when it found every
 // one of them elsewhere or the mirror well again, so that another try makes
 // sense, and otherwise the reason as a sentence for the operator.
 func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (bool, error) {
-	again := false
+	var suspects []string
 	for _, step := range failed {
-		src, ok := s.known[step.Source]
-		if !ok {
-			continue
+		if _, ok := s.known[step.Source]; ok {
+			suspects = append(suspects, step.Source)
 		}
+	}
+	if len(suspects) == 0 {
+		// No step's source is a single file of a local mirror, and a wrong one
+		// fails where it is unpacked.
+		for _, at := range slices.Sorted(maps.Keys(s.known)) {
+			if _, local := mirror.LocalPath(at); local {
+				suspects = append(suspects, at)
+			}
+		}
+	}
+	again := false
+	for _, was := range suspects {
+		src := s.known[was]
 		at, err := s.mirrors.Diagnose(ctx, src)
 		if err != nil {
 			return false, err
 		}
+		bare, _, err := mirror.Credentials(at)
+		moved := err != nil || bare != was
+		if _, local := mirror.LocalPath(was); local && !moved {
+			continue // it was right before, too
+		}
 		again = true
-		if bare, _, err := mirror.Credentials(at); err != nil || bare != step.Source {
+		if moved {
 			s.moved[src] = at
 			if err := s.survey(ctx, src.Kind); err != nil {
 				return false, err

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,15 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
-
-// unused is how long an unpacker that no build asked for is kept.
-const unused = 7 * 24 * time.Hour
 
 // compileUnpacker compiles the unpacker for a worker's architecture with the
 // machine's go command and returns its folder, which has the name of its
@@ -40,33 +37,18 @@ func compileUnpacker(ctx context.Context, root, cache, arch string) (dir string,
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compiling the unpacker for %s: %w\n%s", arch, err, out)
 	}
-	f, err := os.Open(program)
+	text, err := os.ReadFile(program)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	sum, err := digest.FromReader(f)
-	if err != nil {
-		return "", err
-	}
-	dir = filepath.Join(all, arch+"-"+sum.Encoded()[:32])
-	now := time.Now()
-	err = errors.Join(os.Chmod(tmp, 0o755), os.Rename(tmp, dir))
-	if _, serr := os.Stat(filepath.Join(dir, "unpack")); serr == nil { // from now or before
-		err = os.Chtimes(dir, now, now)
-	}
-	return dir, errors.Join(err, sweep(all, now.Add(-unused)))
-}
-
-// sweep removes the folders in a folder that are older than a time.
-func sweep(dir string, before time.Time) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if info, ierr := e.Info(); ierr == nil && info.ModTime().Before(before) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	dir = filepath.Join(all, arch+"-"+digest.FromBytes(text).Encoded()[:32])
+	place := filepath.Join(dir, "unpack")
+	if have, err := os.ReadFile(place); err != nil || !bytes.Equal(have, text) { // a power cut may have emptied it
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755), os.Rename(program, place)); err != nil {
+			return "", err
 		}
 	}
-	return err
+	return dir, errors.Join(host.Used(dir), host.Sweep(all))
 }
 
 func goEnv(ctx context.Context, name string) string {

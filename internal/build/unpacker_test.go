@@ -51,6 +51,12 @@ func TestUnpackerOfACheckout(t *testing.T) {
 	if _, err := os.Stat(second); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("an old one is still there: %v", err)
 	}
+	if err := os.Truncate(filepath.Join(first, "unpack"), 0); err != nil { // a power cut
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(filepath.Join(compile(one), "unpack")); err != nil || info.Size() == 0 {
+		t.Errorf("the empty unpacker is kept: %v", err)
+	}
 	if left, err := os.ReadDir(filepath.Join(cache, "unpack")); err != nil || len(left) != 1 {
 		t.Errorf("%v, %v", left, err)
 	}

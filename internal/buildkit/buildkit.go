@@ -111,15 +111,27 @@ func TempRoot(getenv func(string) string) (string, error) {
 	}
 	for _, e := range left {
 		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > stale {
-			sweep(filepath.Join(root, e.Name()))
+			sweep(filepath.Join(root, e.Name()), getenv)
 		}
 	}
 	return root, nil
 }
 
-// sweep removes a folder, also one with files of a rootless daemon. What stays
-// is tried again the next time: it is no reason to stop what is to be done now.
-func sweep(dir string) {
+// sweep removes a folder, also one with files of a rootless daemon, after the
+// daemons in it, which outlive who was killed. What stays is tried again the
+// next time: it is no reason to stop what is to be done now.
+func sweep(dir string, getenv func(string) string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, cache := range []string{"*", "*/*"} {
+		daemons, _ := filepath.Glob(filepath.Join(dir, cache, "buildkit", "*"))
+		for _, home := range daemons {
+			d, err := NewDaemon(Options{Getenv: getenv, Log: io.Discard, CacheDir: filepath.Dir(filepath.Dir(home)), Private: filepath.Base(home)})
+			if err == nil && (d.used() || d.Down(ctx) != nil) {
+				return
+			}
+		}
+	}
 	if os.RemoveAll(dir) == nil || os.Geteuid() == 0 {
 		return
 	}
@@ -218,11 +230,10 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 	}()
 	needDefault := false
 	for _, p := range opts.Platforms {
-		spec, err := platforms.Parse(p)
+		name, err := hostVariable(p)
 		if err != nil {
-			return nil, fmt.Errorf("platform %q is not of the form linux/arm64: %w", p, err)
+			return nil, err
 		}
-		name := "BUILDKIT_HOST_" + strings.ToUpper(spec.Architecture)
 		addr := opts.Getenv(name)
 		if addr == "" || opts.Private != "" {
 			needDefault = true
@@ -243,6 +254,15 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 		}
 	}
 	return b, nil
+}
+
+// hostVariable names the node of one platform alone.
+func hostVariable(platform string) (string, error) {
+	spec, err := platforms.Parse(platform)
+	if err != nil {
+		return "", fmt.Errorf("platform %q is not of the form linux/arm64: %w", platform, err)
+	}
+	return "BUILDKIT_HOST_" + strings.ToUpper(spec.Architecture), nil
 }
 
 func defaultNode(ctx context.Context, opts Options, start bool) (*Node, error) {

@@ -221,6 +221,47 @@ func TestForeignPidIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A daemon in a temporary folder outlives who was killed; it goes with the
+// folder, unless somebody uses it.
+func TestTempRootStopsDaemons(t *testing.T) {
+	_, opts, _ := fresh(t, nil)
+	old := filepath.Join(opts.CacheDir, "tmp", "old")
+	opts.CacheDir = filepath.Join(old, "cache")
+	opts.Private = "killed"
+	if err := os.MkdirAll(opts.CacheDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	shareProgram(t, opts.CacheDir)
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	n := up(t, d)
+	day := time.Now().Add(-25 * time.Hour)
+	if err := os.Chtimes(old, day, day); err != nil {
+		t.Fatal(err)
+	}
+	getenv := env(map[string]string{"LOOMCYCLE_CACHE": filepath.Dir(filepath.Dir(old))})
+	if _, err := TempRoot(getenv); err != nil || d.PID() == 0 {
+		t.Errorf("a daemon in use was stopped, or %v", err)
+	}
+	n.Close()
+	if _, err := TempRoot(getenv); err != nil || d.PID() != 0 {
+		t.Errorf("pid %d lives, %v", d.PID(), err)
+	}
+	if found := leftovers(t, d); len(found) > 0 {
+		t.Errorf("left behind: %q", found)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}
+
 func TestStaleSocketHeals(t *testing.T) {
 	d, _, _ := fresh(t, nil)
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -797,10 +838,15 @@ func TestUnusableHostIsAnError(t *testing.T) {
 func TestStatus(t *testing.T) {
 	d, opts, _ := fresh(t, nil)
 	s, err := GetStatus(t.Context(), opts)
-	if err != nil || len(s.Nodes) != 0 || s.PID != 0 {
+	if err != nil || len(s.Nodes) != 0 || len(s.Missing) != 2 || s.PID != 0 {
 		t.Fatalf("with no daemon: %+v, %v", s, err)
 	}
 	up(t, d)
+	_, other, _ := fresh(t, map[string]string{"BUILDKIT_HOST_ARM64": d.Address()})
+	s, err = GetStatus(t.Context(), other)
+	if err != nil || len(s.Nodes) != 1 || !slices.Equal(s.Nodes[0].Platforms, []string{"linux/arm64"}) || !slices.Equal(s.Missing, []string{"linux/amd64"}) {
+		t.Errorf("with a node for one platform: %+v, %v", s, err)
+	}
 	run, locals := steps(t)
 	variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 1, layer(run, "one", "1"), locals)
 	s, err = GetStatus(t.Context(), opts)

@@ -16,9 +16,10 @@ import (
 
 // Status is what buildkit:status prints.
 type Status struct {
-	// Nodes are those that a build would use now; empty when one would have
-	// to be started.
+	// Nodes are those that a build would use now.
 	Nodes []NodeStatus
+	// Missing are the platforms for which one would have to be started.
+	Missing []string
 	// Private is the private daemon's folder, log and pid (0: none runs).
 	Dir, Log string
 	PID      int
@@ -50,11 +51,23 @@ func GetStatus(ctx context.Context, opts Options) (Status, error) {
 	if info, err := os.Stat(d.recordPath()); err == nil && s.PID != 0 {
 		s.Since = info.ModTime() // written right after the start
 	}
-	b, err := connect(ctx, opts, false)
-	if err != nil {
-		if errors.Is(err, errDown) {
+	b, err := connect(ctx, d.opts, false)
+	if errors.Is(err, errDown) {
+		own := d.opts // the platforms with a node of their own alone
+		own.Platforms = nil
+		for _, p := range d.opts.Platforms {
+			if name, err := hostVariable(p); err == nil && d.opts.Getenv(name) != "" && d.opts.Private == "" {
+				own.Platforms = append(own.Platforms, p)
+			} else {
+				s.Missing = append(s.Missing, p)
+			}
+		}
+		if len(own.Platforms) == 0 {
 			return s, nil
 		}
+		b, err = connect(ctx, own, false)
+	}
+	if err != nil {
 		return s, err
 	}
 	defer b.Close()

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 var source = Source{Repository: "https://example.test/images", Commit: "0123456789012345678901234567890123456789"}
@@ -57,6 +60,7 @@ func finish(s *Staging, from Source, img Image, index ocispec.Descriptor) (*Rele
 	r := &Release{SchemaVersion: 1, Version: "1.2.3", Source: from, LockDigest: digest.FromString("lock"),
 		Compression: s.compressor.Compression, Compressor: s.compressor.Version, Images: []Image{img}}
 	indexes := map[string]ocispec.Descriptor{img.Name: index}
+	s.Made[img.Name] = Made{Workers: map[string]string{"linux/amd64": img.Name}}
 	if err := s.Keep(r, indexes); err != nil {
 		return nil, err
 	}
@@ -104,12 +108,114 @@ func TestBuildsAtOnce(t *testing.T) {
 		if _, err := r.Image(name); err != nil {
 			t.Error(err)
 		}
+		if made, err := ReadMade(final); err != nil || made[name].Workers["linux/amd64"] != name {
+			t.Errorf("%s was made by %+v, %v", name, made[name], err)
+		}
 	}
 	if err := Check(final); err != nil {
 		t.Error(err)
 	}
 	if left, err := os.ReadDir(filepath.Dir(final)); err != nil || len(left) != 1 {
 		t.Errorf("beside the dist: %v, %v", left, err)
+	}
+}
+
+// A power cut can leave a blob empty: what is built anew is whole, and what
+// would be kept is refused.
+func TestDamagedBlobs(t *testing.T) {
+	parts := []func(s *Staging, img Image) digest.Digest{
+		func(_ *Staging, img Image) digest.Digest { return img.IndexDigest },
+		func(_ *Staging, img Image) digest.Digest { return img.Platforms[0].Digest },
+		func(_ *Staging, img Image) digest.Digest { return img.Platforms[0].Config },
+	}
+	for i, part := range parts {
+		final := filepath.Join(t.TempDir(), "dist")
+		first := staged(t, final)
+		img, index := add(t, first, "one")
+		if _, err := finish(first, source, img, index); err != nil {
+			t.Fatal(err)
+		}
+		damaged := filepath.Join(final, "oci", "blobs", "sha256", part(first, img).Encoded())
+		if err := os.Truncate(damaged, 0); err != nil {
+			t.Fatal(err)
+		}
+		other := staged(t, final)
+		img, index = add(t, other, "two")
+		if _, err := finish(other, source, img, index); err == nil || !strings.Contains(err.Error(), final+" has no whole one") || !strings.Contains(err.Error(), "remove the folder") {
+			t.Errorf("part %d is kept empty: %v", i, err)
+		}
+		if err := other.Discard(); err != nil {
+			t.Error(err)
+		}
+		again := staged(t, final)
+		img, index = add(t, again, "one")
+		if info, err := os.Stat(damaged); err != nil || info.Size() != 0 {
+			t.Errorf("part %d of the old dist is written to", i)
+		}
+		if _, err := finish(again, source, img, index); err != nil {
+			t.Errorf("part %d: %v", i, err)
+		}
+		if err := Check(final); err != nil {
+			t.Errorf("part %d: %v", i, err)
+		}
+	}
+}
+
+// The steps after a build notice that they no longer work on what it made, also
+// where the file system can't exchange two folders.
+func TestWatch(t *testing.T) {
+	for name, put := range map[string]func(dir, final string) error{"exchange": exchange, "replace": replace} {
+		tmp := t.TempDir()
+		final, next := filepath.Join(tmp, "dist"), filepath.Join(tmp, ".dist-1.tmp")
+		if err := errors.Join(os.Mkdir(final, 0o755), os.Mkdir(next, 0o755), os.WriteFile(filepath.Join(next, "new"), nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		check, err := Watch(final)
+		if err := errors.Join(err, check(), put(next, final)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := check(); err == nil || !strings.Contains(err.Error(), "another build") {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if _, err := os.Stat(filepath.Join(final, "new")); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) != 1 {
+			t.Errorf("%s: beside the dist: %v, %v", name, left, err)
+		}
+	}
+}
+
+// A dist made with sudo can't be linked by an ordinary user.
+func TestDistOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	if on, err := os.ReadFile("/proc/sys/fs/protected_hardlinks"); err != nil || string(on) != "1\n" {
+		t.Skip("this kernel lets anybody link anything")
+	}
+	tmp := t.TempDir()
+	if err := errors.Join(os.Chmod(filepath.Dir(tmp), 0o755), os.Chmod(tmp, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	final := filepath.Join(tmp, "dist")
+	first := staged(t, final)
+	img, index := add(t, first, "one")
+	if _, err := finish(first, source, img, index); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its user
+		if err := unix.Setfsuid(65534); err != nil {
+			done <- err
+			return
+		}
+		_, err := Stage(final, first.compressor)
+		done <- err
+	}()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), final+" was built by another user") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package dist
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -24,6 +26,8 @@ type Staging struct {
 	turn       *os.File // held while the final folder is read and replaced
 	compressor Compressor
 	layers     map[digest.Digest]ocispec.Descriptor // the compressed ones, by diff id
+	// Made has the images of this build; Keep adds those that it carries over.
+	Made map[string]Made
 }
 
 // Stage starts a dist folder beside the final one, with links to the blobs
@@ -38,7 +42,7 @@ func Stage(final string, c Compressor) (*Staging, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Staging{final: final, dir: dir, compressor: c, layers: map[digest.Digest]ocispec.Descriptor{}}
+	s := &Staging{final: final, dir: dir, compressor: c, layers: map[digest.Digest]ocispec.Descriptor{}, Made: map[string]Made{}}
 	if s.hold, err = hold(dir); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
@@ -65,7 +69,11 @@ func (s *Staging) adopt() error {
 	}
 	for _, e := range entries {
 		err := os.Link(filepath.Join(old, e.Name()), s.blob(e.Name()))
-		if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case err == nil, errors.Is(err, fs.ErrExist), errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("%s was built by another user (with sudo?), whose files can't be linked: build as that user, chown -R the folder or remove it: %w", s.final, err)
+		default:
 			return err
 		}
 	}
@@ -258,6 +266,10 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 	if err != nil {
 		return nil // there is no old dist, or none that can be read
 	}
+	made, err := ReadMade(s.final)
+	if err != nil {
+		return nil // nor is it known how its images were made
+	}
 	if !r.Source.exact() || old.Source != r.Source || old.Version != r.Version ||
 		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression || old.Compressor != r.Compressor {
 		return nil
@@ -267,16 +279,20 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 			continue
 		}
 		info, err := os.Stat(s.blob(img.IndexDigest.Encoded()))
+		if err == nil {
+			err = s.reach(img.IndexDigest, map[string]bool{})
+		}
 		if err != nil {
-			return fmt.Errorf("%s lacks the index of %s, which its release.json names: remove the folder and build the family: %w", s.final, img.Name, err)
+			return fmt.Errorf("%s has no whole %s, which its release.json names: remove the folder and build the family: %w", s.final, img.Name, err)
 		}
 		r.Images = append(r.Images, img)
+		s.Made[img.Name] = made[img.Name]
 		indexes[img.Name] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: img.IndexDigest, Size: info.Size()}
 	}
 	return nil
 }
 
-// Publish writes the layout's index.json and release.json, drops the blobs
+// Publish writes the layout's index.json, release.json and build.json, drops the blobs
 // that nothing refers to, and puts the folder in the place of the old one in
 // one step.
 func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) error {
@@ -286,11 +302,14 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 		d.Annotations = map[string]string{ocispec.AnnotationRefName: img.Name}
 		top.Manifests = append(top.Manifests, d)
 	}
-	if err := writeFile(filepath.Join(s.Layout(), "index.json"), top); err != nil {
-		return err
-	}
-	if err := writeFile(filepath.Join(s.Layout(), ocispec.ImageLayoutFile), ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}); err != nil {
-		return err
+	for name, v := range map[string]any{"index.json": top, ocispec.ImageLayoutFile: ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}} {
+		text, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		if err := writeFile(filepath.Join(s.Layout(), name), append(text, '\n')); err != nil {
+			return err
+		}
 	}
 	if err := s.prune(top); err != nil {
 		return err
@@ -302,7 +321,10 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 	if err := Validate(text); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n'), 0o644); err != nil {
+	if err := writeFile(filepath.Join(s.dir, "release.json"), append(text, '\n')); err != nil {
+		return err
+	}
+	if err := WriteMade(s.dir, s.Made); err != nil {
 		return err
 	}
 	return errors.Join(exchange(s.dir, s.final), s.yield())
@@ -312,33 +334,49 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 // is removed afterwards.
 func exchange(dir, final string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, final, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.ENOENT) {
+	switch {
+	case errors.Is(err, unix.ENOENT):
 		return os.Rename(dir, final)
-	}
-	if err != nil {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS): // NFS, 9p and some of FUSE
+		return replace(dir, final)
+	case err != nil:
 		return fmt.Errorf("cannot put the build in the place of %s: %w", final, err)
 	}
 	return os.RemoveAll(dir)
+}
+
+// replace does it where the file system exchanges nothing: for a moment there
+// is no final one.
+func replace(dir, final string) error {
+	old := strings.TrimSuffix(dir, ".tmp") + "-old.tmp" // which sweep knows
+	if err := os.Rename(final, old); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, final); err != nil {
+		return errors.Join(err, os.Rename(old, final))
+	}
+	return os.RemoveAll(old)
+}
+
+// Watch returns a function that fails once another build has put its own dist
+// in the place of the one that is there now.
+func Watch(folder string) (check func() error, err error) {
+	mine, err := os.Stat(folder)
+	return func() error {
+		now, err := os.Stat(folder)
+		if err == nil && !os.SameFile(mine, now) {
+			err = fmt.Errorf("another build has put its own in the place of %s meanwhile: run one at a time, or each in a checkout of its own", folder)
+		}
+		return err
+	}, err
 }
 
 // prune removes the blobs that top does not reach.
 func (s *Staging) prune(top ocispec.Index) error {
 	live := map[string]bool{}
 	for _, index := range top.Manifests {
-		live[index.Digest.Encoded()] = true
-		var idx ocispec.Index
-		if err := s.readJSON(index.Digest, &idx); err != nil {
+		if err := s.reach(index.Digest, live); err != nil {
 			return err
-		}
-		for _, m := range idx.Manifests {
-			live[m.Digest.Encoded()] = true
-			var manifest ocispec.Manifest
-			if err := s.readJSON(m.Digest, &manifest); err != nil {
-				return err
-			}
-			for _, d := range append(slices.Clone(manifest.Layers), manifest.Config) {
-				live[d.Digest.Encoded()] = true
-			}
 		}
 	}
 	entries, err := os.ReadDir(s.blob(""))
@@ -359,10 +397,36 @@ func (s *Staging) prune(top ocispec.Index) error {
 	return errors.Join(os.RemoveAll(filepath.Join(s.Layout(), "ingest")), os.RemoveAll(filepath.Join(s.Layout(), "index.json.lock")))
 }
 
+// reach notes the blobs of an index, and reads those that are JSON.
+func (s *Staging) reach(index digest.Digest, live map[string]bool) error {
+	live[index.Encoded()] = true
+	var idx ocispec.Index
+	if err := s.readJSON(index, &idx); err != nil {
+		return err
+	}
+	for _, m := range idx.Manifests {
+		live[m.Digest.Encoded()] = true
+		var manifest ocispec.Manifest
+		if err := s.readJSON(m.Digest, &manifest); err != nil {
+			return err
+		}
+		if err := s.readJSON(manifest.Config.Digest, new(ocispec.Image)); err != nil {
+			return err
+		}
+		for _, d := range append(slices.Clone(manifest.Layers), manifest.Config) {
+			live[d.Digest.Encoded()] = true
+		}
+	}
+	return nil
+}
+
 func (s *Staging) readJSON(d digest.Digest, into any) error {
 	b, err := os.ReadFile(s.blob(d.Encoded()))
 	if err != nil {
 		return err
+	}
+	if found := digest.FromBytes(b); found != d {
+		return fmt.Errorf("the blob %s is damaged: its %d bytes are %s", d, len(b), found)
 	}
 	return json.Unmarshal(b, into)
 }
@@ -375,18 +439,25 @@ func (s *Staging) writeJSON(mediaType string, v any) (ocispec.Descriptor, error)
 	d := digest.FromBytes(b)
 	desc := ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(b))}
 	name := s.blob(d.Encoded())
-	if _, err := os.Lstat(name); err == nil {
-		return desc, nil // perhaps a link into the old dist: never written to
+	if have, err := os.ReadFile(name); err == nil && bytes.Equal(have, b) {
+		return desc, nil
 	}
-	return desc, os.WriteFile(name, b, 0o644)
+	return desc, writeFile(name, b)
 }
 
-func writeFile(name string, v any) error {
-	b, err := json.Marshal(v)
+// writeFile writes a file that is whole after a power cut, too. What has the
+// name, perhaps a link into the old dist, is replaced and not written to.
+func writeFile(name string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "new-*")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(name, append(b, '\n'), 0o644)
+	defer os.Remove(f.Name()) // fails harmlessly once renamed
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
 }
 
 func platformString(p ocispec.Platform) string { return p.OS + "/" + p.Architecture }

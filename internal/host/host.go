@@ -4,14 +4,17 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // packages says which Debian package holds a program.
@@ -92,6 +95,27 @@ func found(program string) bool {
 
 func apt(ctx context.Context, args ...string) ([]byte, error) {
 	return Apt(ctx, args...).CombinedOutput()
+}
+
+// unused is how long Sweep lets lie what nobody asks for.
+const unused = 7 * 24 * time.Hour
+
+// Sweep removes what is in a folder of a cache and has not been used in a week.
+// Who uses an entry tells by Used.
+func Sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if info, ierr := e.Info(); ierr == nil && time.Since(info.ModTime()) > unused {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}
+
+// Used keeps an entry from Sweep for another week.
+func Used(name string) error {
+	now := time.Now()
+	return os.Chtimes(name, now, now)
 }
 
 // Discard removes a temporary folder. When the work was interrupted another

@@ -242,6 +242,11 @@ func (l *Lock) validateTools(arch string) error {
 	if !strings.HasPrefix(m.H1, "h1:") {
 		return fmt.Errorf("go %s: h1 is %q, which is no hash of the checksum database", arch, m.H1)
 	}
+	// Nothing else ties the file to the version that the checksum database and
+	// the registry are asked about.
+	if want := ToolchainPath(m.Version, arch); m.Path != want {
+		return fmt.Errorf("go %s: the path of %s is %s, not %s", arch, m.Version, want, m.Path)
+	}
 	if other := l.Go[first].Version; m.Version != other {
 		return fmt.Errorf("go %s is %s, but %s is %s: both must be one release", arch, m.Version, first, other)
 	}
@@ -251,6 +256,12 @@ func (l *Lock) validateTools(arch string) error {
 	for i, p := range l.NPM[arch] {
 		if err := (entry{p.Path, p.Size, p.SHA256}).validate(); err != nil {
 			return fmt.Errorf("npm %s: %s: %w", arch, p, err)
+		}
+		if want := []string{NodePackage(arch), NPM}[i]; p.Name != want {
+			return fmt.Errorf("npm %s: %s is in the place of %s", arch, p, want)
+		}
+		if want := NPMPath(p.Name, p.Version); p.Path != want {
+			return fmt.Errorf("npm %s: the path of %s is %s, not %s", arch, p, want, p.Path)
 		}
 		if !strings.HasPrefix(p.Integrity, "sha512-") {
 			return fmt.Errorf("npm %s: %s: integrity %q is no sha512", arch, p, p.Integrity)

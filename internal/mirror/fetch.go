@@ -286,11 +286,16 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 		}
 		return f, err
 	}
+	return m.request(ctx, http.MethodGet, u, accept)
+}
+
+// request starts reading an answer, with an end when the server falls silent.
+func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept string) (io.ReadCloser, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	// The timer runs until the first byte and starts anew with each read.
 	timer := time.AfterFunc(m.stall, func() { cancel(fmt.Errorf("the server has sent nothing for %s", m.stall)) })
 	stop := func() { timer.Stop(); cancel(nil) }
-	req, err := http.NewRequestWithContext(inner, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(inner, method, u.String(), nil)
 	if err != nil {
 		stop()
 		return nil, errors.New("the request cannot be made: the URL is malformed")

@@ -3,7 +3,6 @@ package mirror
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,24 +33,12 @@ func (m *Mirrors) head(ctx context.Context, u *url.URL) error {
 		}
 		return nil
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodHead, u.String(), nil)
-	if err != nil {
-		return errors.New("the request cannot be made: the URL is malformed")
+	answer, err := m.request(ctx, http.MethodHead, u, "")
+	if err == nil {
+		return answer.Close()
 	}
-	resp, err := m.client.Do(req)
-	if err != nil {
-		var outer *url.Error
-		if errors.As(err, &outer) {
-			err = outer.Err
-		}
-		return &transientError{err}
+	if errors.Is(err, ErrNotFound) {
+		return err
 	}
-	resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusOK:
-		return nil
-	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone:
-		return ErrNotFound
-	}
-	return &transientError{fmt.Errorf("the server answers %s", resp.Status)}
+	return &transientError{err} // also of a server that does not know HEAD
 }

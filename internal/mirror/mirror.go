@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/mod/module"
 	"golang.org/x/net/http/httpproxy"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -132,20 +131,6 @@ func (m *Mirrors) bases(kind lock.Kind) ([]base, error) {
 
 func at(b *url.URL, s lock.Source) *url.URL {
 	return b.JoinPath((&url.URL{Path: s.Path}).EscapedPath())
-}
-
-// ModulePath is the path of a module version's file (zip, mod, info) below a
-// Go module proxy, by the GOPROXY protocol.
-func ModulePath(mod, version, ext string) (string, error) {
-	escaped, err := module.EscapePath(mod)
-	if err != nil {
-		return "", err
-	}
-	v, err := module.EscapeVersion(version)
-	if err != nil {
-		return "", err
-	}
-	return escaped + "/@v/" + v + "." + ext, nil
 }
 
 // Redact is a URL fit for a message: without user, password or query, any of

@@ -165,6 +165,32 @@ func TestFetch(t *testing.T) {
 	}
 }
 
+// Asked whether they have a file, mirrors may lack it, not know HEAD, or say nothing.
+func TestLocate(t *testing.T) {
+	good := files(t, content)
+	answers := func(h http.HandlerFunc) string { return serve(t, h) }
+	swallows := answers(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	refuses := answers(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) })
+	for _, c := range []struct{ name, mirrors, at, err string }{
+		{"right", good + " " + swallows, good, ""},
+		{"lacks it", "file:" + t.TempDir() + " " + serve(t, http.NotFoundHandler()) + " " + good, good, ""},
+		{"does not know HEAD", refuses + " " + good, good, ""},
+		{"says nothing", swallows + " " + good, good, ""},
+		{"says nothing, and no other", swallows, "", "sent nothing for 200ms"},
+		{"nowhere", "file:" + t.TempDir(), "", "run lock:update"},
+	} {
+		at, err := machine(t, map[string]string{"DEBIAN_MIRROR": c.mirrors}).Locate(t.Context(), bash())
+		switch {
+		case c.err != "":
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s: error %v, want one with %q", c.name, err, c.err)
+			}
+		case err != nil || !strings.HasPrefix(at, c.at+"/pool/main/b/bash/"):
+			t.Errorf("%s: at %s, %v", c.name, at, err)
+		}
+	}
+}
+
 // unusedAddress is a loopback address that nobody listens on.
 func unusedAddress(t *testing.T) string {
 	s := httptest.NewServer(http.NotFoundHandler())

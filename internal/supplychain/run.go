@@ -5,12 +5,17 @@ package supplychain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 // Command is where and with what output the program runs.
@@ -23,8 +28,16 @@ type Command struct {
 // Program compiles the program and returns its path. An unchanged checkout
 // costs a second: the go command finds its own work.
 func (c Command) Program(ctx context.Context) (string, error) {
-	program := filepath.Join(c.Cache, "bin", "supplychain")
-	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+	root, err := filepath.Abs(c.Root)
+	if err != nil {
+		return "", err
+	}
+	// Each checkout has its own, where the go command sees that it need not link
+	// again: two at once would run each other's.
+	all := filepath.Join(c.Cache, "supplychain")
+	dir := filepath.Join(all, digest.FromString(root).Encoded()[:16])
+	program := filepath.Join(dir, "supplychain")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the cache folder: %w", err)
 	}
 	if _, err := os.Stat(program); err != nil {
@@ -36,7 +49,7 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("compile ./internal/cmd/supplychain: %w", err)
 	}
-	return program, nil
+	return program, errors.Join(host.Used(dir), host.Sweep(all))
 }
 
 // Run runs one subcommand in the repository's root.

@@ -84,7 +84,7 @@ func (c *Config) copyGoNotes(ctx context.Context, l *lock.Lock, place func(lock.
 		return err
 	}
 	for _, arch := range lock.Arches() {
-		if err := db.check(l.Go[arch], toolchainVersion(l.Go[arch].Version, arch)); err != nil {
+		if err := db.check(l.Go[arch], arch); err != nil {
 			return err
 		}
 	}

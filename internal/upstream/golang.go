@@ -18,16 +18,9 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 )
 
-// toolchain is the module that holds the Go toolchains, one version for each
-// release and platform: v0.0.1-go1.27.4.linux-amd64.
-const toolchain = "golang.org/toolchain"
-
-func toolchainVersion(release, arch string) string { return "v0.0.1-" + release + ".linux-" + arch }
-
-// newestGo locks the newest stable release that both platforms have. A
-// toolchain that old already locks is not downloaded again.
-func (c *Config) newestGo(ctx context.Context, tmp string, old *lock.Lock) (map[string]lock.Module, error) {
-	list, err := c.Mirrors.Read(ctx, lock.Source{Kind: lock.KindGo, Name: "the list of Go toolchains", Path: toolchain + "/@v/list"}, "", 16<<20)
+// newestGo locks the newest stable release that both platforms have.
+func (c *Config) newestGo(ctx context.Context, tmp string) (map[string]lock.Module, error) {
+	list, err := c.Mirrors.Read(ctx, lock.Source{Kind: lock.KindGo, Name: "the list of Go toolchains", Path: lock.Toolchain + "/@v/list"}, "", 16<<20)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +35,7 @@ func (c *Config) newestGo(ctx context.Context, tmp string, old *lock.Lock) (map[
 		if !ok || !version.IsValid(release) || strings.Count(release, ".") != 2 || strings.ContainsAny(release[2:], "abcdefghijklmnopqrstuvwxyz-") {
 			continue
 		}
-		if has[toolchainVersion(release, "arm64")] && (newest == "" || version.Compare(release, newest) > 0) {
+		if has[lock.ToolchainVersion(release, "arm64")] && (newest == "" || version.Compare(release, newest) > 0) {
 			newest = release
 		}
 	}
@@ -55,18 +48,11 @@ func (c *Config) newestGo(ctx context.Context, tmp string, old *lock.Lock) (map[
 	}
 	out := map[string]lock.Module{}
 	for _, arch := range lock.Arches() {
-		v := toolchainVersion(newest, arch)
-		p, err := mirror.ModulePath(toolchain, v, "zip")
+		m, err := c.hashModule(ctx, lock.Module{Version: newest, Path: lock.ToolchainPath(newest, arch)}, tmp)
 		if err != nil {
 			return nil, err
 		}
-		m := lock.Module{Version: newest, Path: p}
-		if old != nil && old.Go[arch].Version == newest && old.Go[arch].Path == p {
-			m = old.Go[arch]
-		} else if m, err = c.hashModule(ctx, m, tmp); err != nil {
-			return nil, err
-		}
-		if err := db.check(m, v); err != nil {
+		if err := db.check(m, arch); err != nil {
 			return nil, err
 		}
 		out[arch] = m
@@ -116,8 +102,8 @@ func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
 	if err != nil {
 		return nil, err
 	}
-	if module.MatchPrefixPatterns(skip, toolchain) {
-		return &checksums{off: "GONOSUMDB matches " + toolchain}, nil
+	if module.MatchPrefixPatterns(skip, lock.Toolchain) {
+		return &checksums{off: "GONOSUMDB matches " + lock.Toolchain}, nil
 	}
 	fields := strings.Fields(setting)
 	if len(fields) == 0 || len(fields) > 2 {
@@ -148,18 +134,19 @@ func (c *Config) goEnv(ctx context.Context, name string) (string, error) {
 }
 
 // check compares a toolchain's h1 with the checksum database.
-func (d *checksums) check(m lock.Module, moduleVersion string) error {
+func (d *checksums) check(m lock.Module, arch string) error {
 	if d.off != "" {
 		return nil
 	}
-	lines, err := d.client.Lookup(toolchain, moduleVersion)
+	moduleVersion := lock.ToolchainVersion(m.Version, arch)
+	lines, err := d.client.Lookup(lock.Toolchain, moduleVersion)
 	if err != nil {
 		if d.ops.security != "" {
 			err = errors.New(d.ops.security)
 		}
 		return fmt.Errorf("%s cannot be checked against the checksum database: %w", m, err)
 	}
-	prefix := toolchain + " " + moduleVersion + " "
+	prefix := lock.Toolchain + " " + moduleVersion + " "
 	for _, line := range lines {
 		if h1, ok := strings.CutPrefix(line, prefix); ok {
 			if h1 != m.H1 {
@@ -168,7 +155,7 @@ func (d *checksums) check(m lock.Module, moduleVersion string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the checksum database has no line for %s %s", toolchain, moduleVersion)
+	return fmt.Errorf("the checksum database has no line for %s %s", lock.Toolchain, moduleVersion)
 }
 
 // sumOps is how the database's client reaches it. It keeps nothing between

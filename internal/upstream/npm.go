@@ -9,23 +9,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/mod/semver"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
-
-// nodePackage is the npm package that holds Node's binary for an
-// architecture of Debian's name; npm calls amd64 x64.
-func nodePackage(arch string) string {
-	return "node-linux-" + strings.Replace(arch, "amd64", "x64", 1)
-}
-
-func npmPath(name, version string) string {
-	return fmt.Sprintf("%s/-/%s-%s.tgz", name, name, version)
-}
 
 // manifest is what the registry says of one version of a package.
 type manifest struct {
@@ -78,7 +67,7 @@ func (c *Config) newestNPM(ctx context.Context, tmp string) (map[string][]lock.N
 	entries := make([]*packument, len(arches)+1)
 	names := []string{}
 	for _, arch := range arches {
-		names = append(names, nodePackage(arch))
+		names = append(names, lock.NodePackage(arch))
 	}
 	names = append(names, lock.NPM)
 	g, gctx := errgroup.WithContext(ctx)
@@ -126,7 +115,7 @@ func (c *Config) newestNPM(ctx context.Context, tmp string) (map[string][]lock.N
 // lockNPM downloads a tarball, checks it against the registry's integrity
 // and notes its sha256.
 func (c *Config) lockNPM(ctx context.Context, name, version, integrity, tmp string) (lock.NPMPackage, error) {
-	p := lock.NPMPackage{Name: name, Version: version, Path: npmPath(name, version), Integrity: integrity}
+	p := lock.NPMPackage{Name: name, Version: version, Path: lock.NPMPath(name, version), Integrity: integrity}
 	file := filepath.Join(tmp, filepath.Base(p.Path))
 	var err error
 	if p.Size, p.SHA256, err = c.Mirrors.Download(ctx, p.Source(), file); err != nil {

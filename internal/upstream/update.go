@@ -56,7 +56,7 @@ func (c *Config) Update(ctx context.Context, suites []lock.Suite) ([]lock.Change
 		return err
 	})
 	g.Go(func() (err error) {
-		next.Go, err = c.newestGo(gctx, tmp, old)
+		next.Go, err = c.newestGo(gctx, tmp)
 		return err
 	})
 	g.Go(func() (err error) {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/mod/sumdb"
 	"golang.org/x/mod/sumdb/dirhash"
 	"golang.org/x/mod/sumdb/note"
@@ -246,6 +247,19 @@ func TestUpdate(t *testing.T) {
 	if got := w.update(t); len(got) != 0 {
 		t.Errorf("a second update changes %q", got)
 	}
+	l, err = lock.Load(w.config.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := l.Go["arm64"]
+	forged.SHA256 = digest.FromString("forged")
+	l.Go["arm64"] = forged
+	if err := l.Save(w.config.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.update(t); !slices.Equal(got, []string{"! go go1.27.4 has another content under the same version (go; arm64)"}) {
+		t.Errorf("an update keeps a forged sha256: %q", got)
+	}
 	// A security update replaces what the main suite has, and only that.
 	w.publish(t, packages(), []debiantest.Package{
 		{Name: "libcurl4", Version: "8.14-1+deb13u1", Arch: "amd64"}, {Name: "libcurl4", Version: "8.14-1+deb13u1", Arch: "arm64"},
@@ -315,10 +329,40 @@ func TestVerifyAndCopy(t *testing.T) {
 			if c.content != "" {
 				w.write(t, file, []byte(c.content))
 			}
-			wantError(t, w.config.Verify(t.Context(), true), c.want...)
+			wantError(t, w.config.Verify(t.Context(), strings.HasSuffix(c.file, ".deb")), c.want...)
 		})
 	}
 
+	t.Run("another file under the right integrity", func(t *testing.T) {
+		for _, spoil := range []func(l *lock.Lock) string{
+			func(l *lock.Lock) string {
+				p := &l.NPM["arm64"][1]
+				p.SHA256 = digest.FromString("other")
+				return p.String()
+			},
+			func(l *lock.Lock) string {
+				m := l.Go["arm64"]
+				m.SHA256 = digest.FromString("other")
+				l.Go["arm64"] = m
+				return m.String()
+			},
+		} {
+			l, err := lock.Load(w.config.Dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			good, err := l.Marshal()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := spoil(l)
+			if err := l.Save(w.config.Dir); err != nil {
+				t.Fatal(err)
+			}
+			wantError(t, w.config.Verify(t.Context(), false), name, "expected "+digest.FromString("other").String())
+			w.write(t, filepath.Join(w.config.Dir, lock.FileName), good)
+		}
+	})
 	t.Run("entry that the index does not have", func(t *testing.T) {
 		l, err := lock.Load(w.config.Dir)
 		if err != nil {

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 // State is a checkout's commit.
@@ -71,7 +73,7 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 	if err != nil {
 		return "", "", err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp), host.Sweep(cache)) }()
 	if _, err := git(ctx, tmp, "init", "-q"); err != nil {
 		return "", "", err
 	}
@@ -82,18 +84,24 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 		return "", "", err
 	}
 	dir = filepath.Join(cache, commit)
-	if _, err := os.Stat(dir); err == nil {
-		return dir, commit, nil
-	}
-	if _, err := git(ctx, tmp, "checkout", "-q", "--detach", commit); err != nil {
-		return "", "", err
-	}
-	if err := os.Rename(tmp, dir); err != nil {
-		if _, serr := os.Stat(dir); serr != nil {
+	if !at(ctx, dir, commit) {
+		if _, err := git(ctx, tmp, "checkout", "-q", "--detach", commit); err != nil {
+			return "", "", err
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return "", "", err
+		}
+		if err := os.Rename(tmp, dir); err != nil && !at(ctx, dir, commit) { // another build's is as good
 			return "", "", err
 		}
 	}
-	return dir, commit, nil
+	return dir, commit, host.Used(dir)
+}
+
+// at tells whether a folder is the whole commit: a power cut may have emptied files.
+func at(ctx context.Context, dir, commit string) bool {
+	s, err := Describe(ctx, dir)
+	return err == nil && s.Commit == commit
 }
 
 // hidden is an error without the user and password of the URLs in its text.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func run(t *testing.T, dir string, args ...string) {
@@ -121,6 +122,30 @@ func TestCheckout(t *testing.T) {
 	again, same, err := Checkout(t.Context(), cache, repo, commit)
 	if err != nil || again != dir || same != commit {
 		t.Errorf("the commit itself: %s %s %v", again, same, err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "f"), 0); err != nil { // a power cut
+		t.Fatal(err)
+	}
+	killed := filepath.Join(cache, ".clone-1")
+	if err := os.Mkdir(killed, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().AddDate(0, -1, 0)
+	for _, name := range []string{killed, dir} {
+		if err := os.Chtimes(name, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, state := range []string{"a damaged checkout", "a checkout of last month"} {
+		if _, _, err := Checkout(t.Context(), cache, repo, "v1"); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(b) != "1" {
+			t.Errorf("%s: it holds %q, %v", state, b, err)
+		}
+		if err := os.Chtimes(dir, old, old); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, ref := range []string{"v2", "", "--upload-pack=x"} {
 		if _, _, err := Checkout(t.Context(), cache, repo, ref); err == nil {

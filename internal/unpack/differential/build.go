@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,13 +38,23 @@ func File(p lock.Package) string {
 	return fmt.Sprintf("%s_%s_%s.deb", p.Name, strings.ReplaceAll(p.Version, ":", "%3a"), p.Arch)
 }
 
-func (j *Job) packages() []lock.Package {
-	var all []lock.Package
-	for _, g := range j.Groups {
-		all = append(all, j.Lock.Packages(g, j.Arch)...)
+// layers are the packages of each group. What two branches of groups share, as
+// the sidecar's and the toolbox's do, is in the first alone: this is one rootfs.
+func (j *Job) layers() [][]lock.Package {
+	seen := map[string]bool{}
+	all := make([][]lock.Package, len(j.Groups))
+	for i, g := range j.Groups {
+		for _, pkg := range j.Lock.Packages(g, j.Arch) {
+			if !seen[pkg.Name] {
+				all[i] = append(all[i], pkg)
+			}
+			seen[pkg.Name] = true
+		}
 	}
 	return all
 }
+
+func (j *Job) packages() []lock.Package { return slices.Concat(j.layers()...) }
 
 // Packages is the number of packages compared.
 func (j *Job) Packages() int { return len(j.packages()) }
@@ -62,9 +73,10 @@ func (j *Job) Unpacked(ctx context.Context) (string, error) {
 		dir := filepath.Join(j.Work, "layers", name)
 		return dir, errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755))
 	}
-	for _, g := range j.Groups {
+	for i, packages := range j.layers() {
+		g := j.Groups[i]
 		p := plan.Group{Epoch: fin.Epoch, Arch: j.Arch, Database: fin.Database, Paths: fin.Paths}
-		for _, pkg := range j.Lock.Packages(g, j.Arch) {
+		for _, pkg := range packages {
 			p.Packages = append(p.Packages, plan.Package{
 				Input: plan.Input{File: File(pkg), SHA256: pkg.SHA256}, Name: pkg.Name, Version: pkg.Version, Arch: pkg.Arch})
 		}
