@@ -36,5 +36,9 @@ func ReadMade(folder string) (map[string]Made, error) {
 
 // WriteMade writes it.
 func WriteMade(folder string, made map[string]Made) error {
-	return writeFile(filepath.Join(folder, madeFile), made)
+	text, err := json.MarshalIndent(made, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(folder, madeFile), append(text, '\n'))
 }
