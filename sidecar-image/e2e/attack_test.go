@@ -352,6 +352,13 @@ func TestSignedIdentity(t *testing.T) {
 		t.Errorf("an expired identity: %+v", a)
 	}
 	once := sign("p1", jwt.MapClaims{"jti": "x"})
+	// Turned away before it is served, as one for which there is no room: it may come again.
+	if resp, err := once.post(t.Context(), make([]byte, 32<<20)); err == nil { // else it was hung up on
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("too long a body: %s", resp.Status)
+		}
+	}
 	if a := once.call("sandbox_list", m{}); a.IsError || a.Status != 200 {
 		t.Errorf("a fresh jti: %+v", a)
 	}

@@ -72,6 +72,14 @@ func start(t testing.TB, runtime string, env map[string]string) *sidecar {
 // startOn is start for an engine that the variables name.
 func startOn(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
 	t.Helper()
+	s := prepare(t, runtime, env, cli)
+	s.run()
+	return s
+}
+
+// prepare is startOn without the start.
+func prepare(t testing.TB, runtime string, env map[string]string, cli interface{ Command(...string) *exec.Cmd }) *sidecar {
+	t.Helper()
 	p := enginetest.New(t)
 	s := &sidecar{t: t, podman: p, cli: cli, log: &syncbuf.Buffer{}, env: map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": os.Getenv("HOME"),
@@ -90,13 +98,35 @@ func startOn(t testing.TB, runtime string, env map[string]string, cli interface{
 		s.stop()
 		s.removeAll()
 	})
-	s.run()
 	return s
 }
 
 func freePort(t testing.TB) string { return freeport.Address(t) }
 
 func (s *sidecar) run() {
+	s.t.Helper()
+	s.begin()
+	for end := time.Now().Add(2 * time.Minute); ; {
+		resp, err := http.Get(s.URL + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-s.ended:
+			s.t.Fatalf("the sidecar did not start:\n%s", s.log)
+		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("the sidecar is not ready:\n%s", s.log)
+		}
+	}
+}
+
+// begin starts the program and waits for nothing.
+func (s *sidecar) begin() {
 	s.t.Helper()
 	bin, err := builder()
 	if err != nil {
@@ -118,23 +148,6 @@ func (s *sidecar) run() {
 	cmd, ended := s.cmd, make(chan struct{})
 	s.ended = ended
 	go func() { _ = cmd.Wait(); close(ended) }()
-	for end := time.Now().Add(2 * time.Minute); ; {
-		resp, err := http.Get(s.URL + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return
-			}
-		}
-		select {
-		case <-ended:
-			s.t.Fatalf("the sidecar did not start:\n%s", s.log)
-		case <-time.After(20 * time.Millisecond):
-		}
-		if time.Now().After(end) {
-			s.t.Fatalf("the sidecar is not ready:\n%s", s.log)
-		}
-	}
 }
 
 func (s *sidecar) stop() { s.signal(syscall.SIGTERM) }
@@ -153,16 +166,34 @@ func (s *sidecar) podmanOut(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// containers lists the names of this sidecar's containers.
-func (s *sidecar) containers() []string {
-	return strings.Fields(s.podmanOut("ps", "-a", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"], "--format", "{{.Names}}"))
+func (s *sidecar) list() *exec.Cmd {
+	return s.cli.Command("ps", "-a", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"], "--format", "{{.Names}}")
 }
 
-func (s *sidecar) removeAll() {
-	if names := s.containers(); len(names) > 0 {
-		_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
-		_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
+// containers lists the names of this sidecar's containers.
+func (s *sidecar) containers() []string {
+	out, err := s.list().Output()
+	if err != nil {
+		s.t.Fatalf("listing the containers: %v", err)
 	}
+	return strings.Fields(string(out))
+}
+
+// removeAll removes this sidecar's containers, and those that its engine finishes
+// just now. A list fails when another test's container goes while it is made.
+func (s *sidecar) removeAll() {
+	var out []byte
+	var err error
+	for range 20 {
+		if out, err = s.list().Output(); err == nil && len(out) == 0 {
+			return
+		}
+		if names := strings.Fields(string(out)); len(names) > 0 {
+			_ = s.cli.Command(append([]string{"kill"}, names...)...).Run()
+			_ = s.cli.Command(append([]string{"rm", "-f"}, names...)...).Run()
+		}
+	}
+	s.t.Errorf("containers are left: %s %v", out, err)
 }
 
 // eventually waits for a condition, and fails with what it was about.

@@ -18,7 +18,7 @@ import (
 func image(t *testing.T, p *enginetest.Podman, name string) string {
 	t.Helper()
 	dist(t)
-	return p.Pull(t, "oci:"+abs(t, "../../dist/oci")+":"+name)
+	return p.FromDist(t, abs(t, "../../dist"), name)
 }
 
 // suffix is what makes a name the test's own: the port that is.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -103,7 +102,7 @@ func (s *sidecar) forgotten() (ids []string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	storage := s.podman.Flags[slices.Index(s.podman.Flags, "--root")+1]
+	storage := s.podman.Root()
 	for _, c := range all {
 		if strings.HasPrefix(c.Bundle, storage+"/") && s.podman.Command("container", "exists", c.ID).Run() != nil {
 			ids = append(ids, c.ID)
@@ -136,6 +135,64 @@ func TestEngineRestart(t *testing.T) {
 	})
 	if resp, err := http.Get(s.URL + "/readyz"); err != nil || resp.StatusCode != 200 {
 		t.Errorf("not ready again: %v %v", resp, err)
+	}
+}
+
+// A session that was killed with its monitor, as in a container that was, runs for
+// podman. It is found to be over, by the next sidecar and by one that runs.
+func TestKilledMonitor(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	kill := func(id string) {
+		t.Helper()
+		var monitor, pid int
+		if _, err := fmt.Sscan(s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.ConmonPid}} {{.State.Pid}}"), &monitor, &pid); err != nil || monitor == 0 || pid == 0 {
+			t.Fatal(monitor, pid, err)
+		}
+		for _, p := range []int{monitor, pid} {
+			if err := syscall.Kill(p, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if state := s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.Running}}"); state != "true" {
+			t.Logf("this podman sees it by itself: %s", state)
+		}
+	}
+	adopted, live := c.open(m{}), c.open(m{})
+	s.kill()
+	kill(adopted)
+	s.run()
+	kill(live)
+	for what, id := range map[string]string{"an adopted one": adopted, "one in use": live} {
+		eventually(t, 20*time.Second, what+" is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	}
+	eventually(t, 20*time.Second, "their containers are removed", func() bool { return len(s.containers()) == 0 })
+}
+
+// An engine that hangs is no reason for the sidecar to: it ends when it is told
+// to, before it is killed with what it has not written, and the next has the session.
+func TestHungEngine(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "1"})
+	c := s.client()
+	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 1 })
+	id := c.open(m{})
+	c.exec(id, "echo kept > f")
+	var pid int
+	_, _ = fmt.Sscan(s.processes("system service"), &pid)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.ended:
+	case <-time.After(28 * time.Second):
+		s.kill()
+		t.Error("it does not end")
+	}
+	s.run()
+	if a := c.exec(id, "cat f"); a.Text != "kept\n" {
+		t.Errorf("the next sidecar's session: %+v", a)
 	}
 }
 
@@ -363,14 +420,48 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A state disk that is full refuses new sessions with a sentence, costs the open
-// ones nothing, leaves no container behind, and heals.
-func TestFullStateDisk(t *testing.T) {
+// small mounts a file system of a known size.
+func small(t *testing.T, size string) string {
+	t.Helper()
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755,size="+size); err != nil {
 		enginetest.Skip(t, "no file system of a known size can be mounted here: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir
+}
+
+// A workspaces' disk that is full says so to who writes to it, costs the others
+// nothing, and is as good as new when there is room again.
+func TestFullWorkspaceDisk(t *testing.T) {
+	dir := small(t, "8m")
+	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(dir, "ws")})
+	c := s.client()
+	id, other := c.open(m{"workspace": "w1"}), c.open(m{})
+	if a := c.exec(id, "echo kept > f; head -c 100M /dev/zero > big"); !a.IsError || !strings.Contains(a.Text, "No space left on device") {
+		t.Errorf("a filler: %+v", a)
+	}
+	content := strings.Repeat("x", 1<<20)
+	if a := c.call("sandbox_write", m{"session_id": id, "path": "f", "content": content}); !a.IsError || !strings.Contains(a.Text, "no space left on device") {
+		t.Errorf("a write: %+v", a)
+	}
+	if a := c.call("sandbox_write", m{"session_id": other, "path": "f", "content": content}); a.IsError {
+		t.Errorf("another session's write: %+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	again := c.open(m{"workspace": "w1"})
+	if a := c.exec(again, "cat f; ls; rm big"); a.Text != "kept\nbig\nf\n" {
+		t.Errorf("the file that could not be replaced, and what lies beside it: %+v", a)
+	}
+	if a := c.call("sandbox_write", m{"session_id": again, "path": "f", "content": content}); a.IsError {
+		t.Errorf("a write when there is room again: %+v", a)
+	}
+}
+
+// A state disk that is full refuses new sessions with a sentence, costs the open
+// ones nothing, leaves no container behind, and heals.
+func TestFullStateDisk(t *testing.T) {
+	dir := small(t, "1m")
 	s := start(t, "runc", map[string]string{"SANDBOX_STATE_DIR": dir})
 	c := s.client()
 	id := c.open(m{})

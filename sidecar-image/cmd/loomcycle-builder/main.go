@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -107,16 +108,7 @@ func serve(c *config.Config) error {
 			log.Warn("sessions may have no limits", "error", err)
 		}
 	}
-	s, err := service.Start(ctx, c, version, log)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	l, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
-	}
-	return s.Serve(ctx, l)
+	return service.Run(ctx, c, version, log)
 }
 
 func workspaces(args []string, getenv func(string) string, out io.Writer) error {
@@ -172,12 +164,13 @@ func healthcheck(getenv func(string) string) error {
 	if addr == "" {
 		addr = config.Vars[0].Default
 	}
-	_, port, err := net.SplitHostPort(addr)
+	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("SANDBOX_LISTEN_ADDR: %w", err)
 	}
+	host = cmp.Or(host, "0.0.0.0") // which a dialer takes for this machine
 	client := http.Client{Timeout: 5 * time.Second}
-	resp, err := client.Get("http://127.0.0.1:" + port + "/readyz")
+	resp, err := client.Get("http://" + net.JoinHostPort(host, port) + "/readyz")
 	if err != nil {
 		return err
 	}

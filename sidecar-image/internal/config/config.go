@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ type Config struct {
 	Log    string
 
 	Tokens    []identity.Token
+	TokenFile string
 	Anon      bool
 	JWKS      string
 	Issuer    string
@@ -94,12 +94,12 @@ var Vars = []Var{
 
 	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},
 	{"SANDBOX_AUTH_TOKENS", "", "more tokens, NAME=SECRET separated by commas; a token's name is its principal, and several may share a name while one replaces another", tokens},
-	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET", tokenFile},
+	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
 	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any", str(func(c *Config) *string { return &c.Issuer })},
 	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
-	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway })},
+	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway }, 0)},
 	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
 
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
@@ -128,12 +128,12 @@ var Vars = []Var{
 	{"SANDBOX_TMP_MB", "512", "size of /tmp in MiB", integer(func(c *Config) *int64 { return &c.TmpMB }, 1)},
 	{"SANDBOX_PIDS", "512", "processes and threads of a session", integer(func(c *Config) *int64 { return &c.Pids.Default }, 16)},
 	{"SANDBOX_MAX_PIDS", "4096", "most processes and threads", integer(func(c *Config) *int64 { return &c.Pids.Max }, 16)},
-	{"SANDBOX_IDLE_TTL_SECONDS", "1800", "a session that is not used for so long is closed", seconds(func(c *Config) *time.Duration { return &c.IdleTTL })},
-	{"SANDBOX_TTL_SECONDS", "14400", "lifetime of a session that asks for none", seconds(func(c *Config) *time.Duration { return &c.TTL })},
-	{"SANDBOX_MAX_TTL_SECONDS", "86400", "longest lifetime", seconds(func(c *Config) *time.Duration { return &c.MaxTTL })},
+	{"SANDBOX_IDLE_TTL_SECONDS", "1800", "a session that is not used for so long is closed", seconds(func(c *Config) *time.Duration { return &c.IdleTTL }, 1)},
+	{"SANDBOX_TTL_SECONDS", "14400", "lifetime of a session that asks for none", seconds(func(c *Config) *time.Duration { return &c.TTL }, 1)},
+	{"SANDBOX_MAX_TTL_SECONDS", "86400", "longest lifetime", seconds(func(c *Config) *time.Duration { return &c.MaxTTL }, 1)},
 
-	{"SANDBOX_EXEC_TIMEOUT_SECONDS", "120", "time for a command that asks for none", seconds(func(c *Config) *time.Duration { return &c.Timeout })},
-	{"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "1800", "longest time for a command", seconds(func(c *Config) *time.Duration { return &c.MaxTimeout })},
+	{"SANDBOX_EXEC_TIMEOUT_SECONDS", "120", "time for a command that asks for none", seconds(func(c *Config) *time.Duration { return &c.Timeout }, 1)},
+	{"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "1800", "longest time for a command", seconds(func(c *Config) *time.Duration { return &c.MaxTimeout }, 1)},
 	{"SANDBOX_OUTPUT_BYTES", "65536", "output kept of a command that asks for no other limit: half from its head, half from its tail", integer(func(c *Config) *int64 { return &c.Output.Default }, 256)},
 	{"SANDBOX_MAX_OUTPUT_BYTES", "4194304", "largest max_output_bytes", integer(func(c *Config) *int64 { return &c.Output.Max }, 256)},
 	{"SANDBOX_MAX_FILE_BYTES", "16777216", "largest content of one sandbox_write or sandbox_read", integer(func(c *Config) *int64 { return &c.MaxFile }, 1024)},
@@ -150,7 +150,7 @@ var Vars = []Var{
 
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", str(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
-	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval })},
+	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval }, 1)},
 
 	{"OTEL_EXPORTER_OTLP_ENDPOINT", "", "where to send OpenTelemetry traces, as OTLP over HTTP; with none of the two there are no traces. OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and the others of the specification are read too", str(func(c *Config) *string { return &c.Traces })},
 	{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "the same, as the full URL of traces", str(func(c *Config) *string { return &c.Traces })},
@@ -301,11 +301,11 @@ func float(at func(*Config) *float64) func(*Config, string) error {
 	}
 }
 
-func seconds(at func(*Config) *time.Duration) func(*Config, string) error {
+func seconds(at func(*Config) *time.Duration, least int64) func(*Config, string) error {
 	return func(c *Config, v string) error {
 		n, err := strconv.ParseInt(v, 10, 32)
-		if err != nil || n < 0 {
-			return fmt.Errorf("%q is not a whole number of seconds", v)
+		if err != nil || n < least {
+			return fmt.Errorf("%q is not a whole number of seconds, at least %d", v, least)
 		}
 		*at(c) = time.Duration(n) * time.Second
 		return nil
@@ -324,14 +324,6 @@ func tokens(c *Config, v string) error {
 	t, err := identity.ParseTokens(v)
 	c.Tokens = append(c.Tokens, t...)
 	return err
-}
-
-func tokenFile(c *Config, v string) error {
-	b, err := os.ReadFile(v)
-	if err != nil {
-		return err
-	}
-	return tokens(c, string(b))
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)

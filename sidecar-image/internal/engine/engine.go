@@ -20,6 +20,7 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
@@ -27,6 +28,7 @@ import (
 	"github.com/docker/docker/client"
 	"github.com/docker/go-units"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"golang.org/x/sys/unix"
 )
 
 // Labels of a session container. Each has the prefix so that an operator can
@@ -369,11 +371,39 @@ func (e *Engine) Start(ctx context.Context, id string) error {
 
 // Attach returns the stdio of a container that was just started.
 func (e *Engine) Attach(ctx context.Context, id string) (io.ReadWriteCloser, error) {
-	h, err := e.api.ContainerAttach(ctx, id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	h, err := hijack(ctx, func() (types.HijackedResponse, error) {
+		return e.api.ContainerAttach(ctx, id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	})
 	if err != nil {
 		return nil, e.wrap("attaching to the session's container", err)
 	}
 	return newStdio(h, e.opts.Log, id), nil
+}
+
+// hijack ends with ctx, which the client forgets when it takes over a connection:
+// an engine that accepts one and does not answer would be waited for without end.
+func hijack(ctx context.Context, call func() (types.HijackedResponse, error)) (types.HijackedResponse, error) {
+	type answer struct {
+		h   types.HijackedResponse
+		err error
+	}
+	c := make(chan answer)
+	go func() {
+		h, err := call()
+		select {
+		case c <- answer{h, err}:
+		case <-ctx.Done():
+			if err == nil {
+				h.Close()
+			}
+		}
+	}()
+	select {
+	case a := <-c:
+		return a.h, a.err
+	case <-ctx.Done():
+		return types.HijackedResponse{}, context.Cause(ctx)
+	}
 }
 
 // Connect reaches the agent of a running container whose first stdio is lost,
@@ -387,7 +417,9 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 	if err != nil {
 		return nil, e.wrap("reaching into the session's container", err)
 	}
-	h, err := e.api.ContainerExecAttach(ctx, x.ID, container.ExecAttachOptions{})
+	h, err := hijack(ctx, func() (types.HijackedResponse, error) {
+		return e.api.ContainerExecAttach(ctx, x.ID, container.ExecAttachOptions{})
+	})
 	if err != nil {
 		return nil, e.wrap("reaching into the session's container", err)
 	}
@@ -406,6 +438,11 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 	s = State{ID: c.ID, Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
+		if e.child != nil && s.Running && c.State.Pid > 0 {
+			// Podman takes a container whose monitor was killed with it for running,
+			// for good. Its processes are in this namespace, as podman is.
+			s.Running = unix.Kill(c.State.Pid, 0) != unix.ESRCH
+		}
 	}
 	return s, true, nil
 }

@@ -14,8 +14,8 @@ import (
 // A podman that is killed while it removes a container may leave its entry
 // without its layer, and then fails every list. The engine removes the rest.
 func TestListHealsALostLayer(t *testing.T) {
-	p := enginetest.New(t)
-	root := p.Flags[slices.Index(p.Flags, "--root")+1]
+	p := enginetest.New(t).Apart(t) // the index is written without podman's lock
+	root := p.Root()
 	out, err := p.Command("create", "--label", engine.LabelManaged+"=1", "--label", engine.LabelInstance+"=lost", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,9 @@ type child struct {
 	stop func()
 }
 
+// killAfter is what podman has to end by itself.
+const killAfter = 10 * time.Second
+
 func startPodman(opts Options) (*child, error) {
 	podman, err := exec.LookPath("podman")
 	if err != nil {
@@ -56,7 +59,9 @@ func startPodman(opts Options) (*child, error) {
 		once.Do(func() { close(quit) })
 		c.mu.Lock()
 		if c.cmd != nil && c.cmd.Process != nil {
-			_ = c.cmd.Process.Signal(syscall.SIGTERM)
+			p := c.cmd.Process
+			_ = p.Signal(syscall.SIGTERM)
+			defer time.AfterFunc(killAfter, func() { _ = p.Kill() }).Stop()
 		}
 		c.mu.Unlock()
 		<-ended
@@ -71,6 +76,7 @@ func startPodman(opts Options) (*child, error) {
 			cmd := exec.Command(podman, args...)
 			out := &tailBuffer{max: 2048}
 			cmd.Stdout, cmd.Stderr = out, out
+			cmd.WaitDelay = time.Second         // for what holds its output and outlives it
 			cmd.Dir = filepath.Dir(opts.Socket) // conmon leaves a file "oom" where it was started
 			// Dies with the sidecar, so that a restarted one finds the socket free.
 			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}

@@ -1,11 +1,61 @@
 package engine
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/docker/docker/client"
 	"golang.org/x/sys/unix"
 )
+
+// An engine that takes a container's stdio, or an exec's, and does not answer is
+// waited for as long as the caller likes.
+func TestHungAttach(t *testing.T) {
+	var asked atomic.Int32
+	over := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/exec") {
+			_, _ = io.WriteString(w, `{"Id":"x"}`)
+			return
+		}
+		asked.Add(1)
+		<-over
+	}))
+	defer srv.Close()
+	defer close(over)
+	api, err := client.NewClientWithOpts(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithVersion("1.41"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	e := &Engine{api: api}
+	for name, reach := range map[string]func(context.Context, string) (io.ReadWriteCloser, error){"attach": e.Attach, "connect": e.Connect} {
+		asked.Store(0)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { _, err := reach(ctx, "c"); ended <- err }()
+		for asked.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s hangs", name)
+		}
+	}
+}
 
 // Processes leaves this process's own limit alone.
 func TestProcesses(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
@@ -18,7 +17,7 @@ import (
 func TestSweep(t *testing.T) {
 	p := enginetest.New(t)
 	e := enginetest.Open(t, p.Options(t, "runc"))
-	storage := p.Flags[slices.Index(p.Flags, "--root")+1]
+	storage := p.Root()
 	known := func(id string) bool { return exec.Command("runc", "state", id).Run() == nil }
 	create := func(id, manager string) string {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,18 +69,17 @@ func New(t testing.TB) *Podman {
 	if p.Agent, err = Agent(); err != nil {
 		t.Fatal(err)
 	}
-	source := os.Getenv("SANDBOX_TEST_IMAGE")
-	if source == "" {
-		source = built()
+	source, dist := os.Getenv("SANDBOX_TEST_IMAGE"), built()
+	switch {
+	case pulled != "":
+	case source != "" && p.cmd("image", "exists", source).Run() == nil:
+		pulled = source
+	case source != "":
+		pulled = p.pull(t, p.cmd("pull", "--quiet", source))
+	case dist != "":
+		pulled = p.FromDist(t, dist, sessionImage)
 	}
-	if source != "" {
-		if pulled == "" && p.cmd("image", "exists", source).Run() == nil {
-			pulled = source
-		}
-		if pulled == "" {
-			pulled = p.Pull(t, source)
-		}
-		p.Image = pulled
+	if p.Image = pulled; pulled != "" {
 		return p
 	}
 	p.Image = standIn
@@ -111,9 +111,31 @@ func New(t testing.TB) *Podman {
 	return p
 }
 
-// Pull pulls an image and returns its id. What an earlier build had in its
+// Apart is a podman with the same images and containers of its own, for a test that
+// damages its storage.
+func (p *Podman) Apart(t testing.TB) *Podman {
+	own := *p
+	own.Flags = append(slices.Clone(p.Flags), "--storage-opt", "additionalimagestore="+p.Root())
+	for _, flag := range []string{"--root", "--runroot"} {
+		own.Flags[slices.Index(own.Flags, flag)+1] = t.TempDir()
+	}
+	return &own
+}
+
+// Root is the directory of the podman's storage.
+func (p *Podman) Root() string { return p.Flags[slices.Index(p.Flags, "--root")+1] }
+
+// FromDist pulls an image of a family that was built, and returns its id.
+func (p *Podman) FromDist(t testing.TB, dist, name string) string {
+	t.Helper()
+	cmd := p.cmd("pull", "--quiet", "oci:oci:"+name)
+	cmd.Dir = dist // podman 4.3 takes a path with capitals for a wrong name
+	return p.pull(t, cmd)
+}
+
+// pull runs a pull and returns the image's id. What an earlier build had in its
 // place is removed, unless a container still uses it: the images are large.
-func (p *Podman) Pull(t testing.TB, source string) string {
+func (p *Podman) pull(t testing.TB, cmd *exec.Cmd) string {
 	t.Helper()
 	cache, err := cacheDir()
 	if err != nil {
@@ -125,11 +147,17 @@ func (p *Podman) Pull(t testing.TB, source string) string {
 		t.Fatal(err)
 	}
 	defer unlock()
-	// A name of its own: podman calls all images of a layout by the layout's.
-	name := fmt.Sprintf("localhost/loomcycle-test:%.16x", sha256.Sum256([]byte(source)))
+	// A name of its own: podman calls all images of all layouts alike.
+	name := fmt.Sprintf("localhost/loomcycle-test:%.16x", sha256.Sum256([]byte(cmd.Dir+" "+cmd.Args[len(cmd.Args)-1])))
 	before, _ := p.cmd("image", "inspect", "--format", "{{.Id}}", name).Output()
-	out := strings.Fields(p.run(t, "pull", "--quiet", source))
-	id := out[len(out)-1]
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	words := strings.Fields(string(out))
+	if err != nil || len(words) == 0 {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, stderr.String())
+	}
+	id := words[len(words)-1]
 	p.run(t, "tag", id, name)
 	if old := strings.TrimSpace(string(before)); old != "" && old != id {
 		_ = p.cmd("rmi", old).Run()
@@ -137,18 +165,18 @@ func (p *Podman) Pull(t testing.TB, source string) string {
 	return id
 }
 
-// built is the session image in this checkout's dist, or nothing.
+// built is this checkout's dist when the session image is in it, or nothing.
 func built() string {
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return ""
 	}
-	layout := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "dist", "oci")
-	index, err := os.ReadFile(filepath.Join(layout, "index.json"))
+	dist := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "dist")
+	index, err := os.ReadFile(filepath.Join(dist, "oci", "index.json"))
 	if err != nil || !strings.Contains(string(index), `"`+sessionImage+`"`) {
 		return ""
 	}
-	return "oci:" + layout + ":" + sessionImage
+	return dist
 }
 
 func (p *Podman) cmd(args ...string) *exec.Cmd {

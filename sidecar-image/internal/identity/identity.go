@@ -67,6 +67,7 @@ var Algorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", 
 // Options configure an Authenticator.
 type Options struct {
 	Tokens   []Token
+	File     string // of more tokens; empty for none
 	Anon     bool
 	JWKS     string // a file or an http(s) URL; empty for no attested identity
 	Issuer   string // required of tokens when not empty
@@ -78,7 +79,7 @@ type Options struct {
 // Authenticator judges requests.
 type Authenticator struct {
 	opts   Options
-	hashes [][sha256.Size]byte
+	tokens *file[[]Token] // nil without Options.File
 	keys   jwt.Keyfunc
 	parser *jwt.Parser
 
@@ -93,12 +94,21 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	if len(opts.Tokens) == 0 && !opts.Anon {
+	if len(opts.Tokens) == 0 && opts.File == "" && !opts.Anon {
 		return nil, errors.New("SANDBOX_AUTH_TOKEN is not set: set it (or SANDBOX_AUTH_TOKENS), or SANDBOX_ALLOW_ANON=1 for local use on loopback")
 	}
 	a := &Authenticator{opts: opts, seen: map[string]time.Time{}}
-	for _, t := range opts.Tokens {
-		a.hashes = append(a.hashes, sha256.Sum256([]byte(t.Secret)))
+	if opts.File != "" {
+		a.tokens = &file[[]Token]{path: opts.File, parse: func(b []byte) ([]Token, error) {
+			t, err := ParseTokens(string(b))
+			if err == nil && len(t) == 0 {
+				err = errors.New("it holds no token")
+			}
+			return t, err
+		}}
+		if _, err := a.tokens.load(); err != nil {
+			return nil, fmt.Errorf("SANDBOX_AUTH_TOKEN_FILE: reading the tokens in %s: %w", opts.File, err)
+		}
 	}
 	if opts.JWKS == "" {
 		return a, nil
@@ -124,11 +134,26 @@ func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
 		}
 		return k.Keyfunc, nil
 	}
-	f := &fileKeys{path: where}
+	f := &file[keyfunc.Keyfunc]{path: where, parse: func(b []byte) (keyfunc.Keyfunc, error) { return keyfunc.NewJWKSetJSON(b) }}
 	if _, err := f.load(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS: reading the key set %s: %w", where, err)
 	}
-	return f.keyfunc, nil
+	return func(t *jwt.Token) (any, error) {
+		k, err := f.load()
+		if err != nil {
+			return nil, err
+		}
+		return k.Keyfunc(t)
+	}, nil
+}
+
+// Tokens are those that open the door now.
+func (a *Authenticator) Tokens() []Token {
+	if a.tokens == nil {
+		return a.opts.Tokens
+	}
+	held, _ := a.tokens.load() // it has been loaded once
+	return slices.Concat(a.opts.Tokens, held)
 }
 
 // ErrToken answers a request without a valid bearer token.
@@ -142,9 +167,13 @@ var ErrNoIdentity = fmt.Errorf("this sidecar requires a signed identity: send it
 type Who struct {
 	session.Caller
 	Known bool // false: the door is open, but calls need an identity
+
+	jti   string // of an identity that is good for one request
+	until time.Time
 }
 
-// Authenticate judges a request by its headers. The error is fit to be shown.
+// Authenticate judges a request by its headers; Use comes after it. The error is
+// fit to be shown.
 func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 	name, err := a.bearer(h)
 	if err != nil {
@@ -155,8 +184,7 @@ func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 		case 0:
 			return Who{}, nil
 		case 1:
-			c, err := a.identity(values[0])
-			return Who{c, err == nil}, err
+			return a.identity(values[0])
 		default:
 			return Who{}, fmt.Errorf("more than one %s header", HeaderIdentity)
 		}
@@ -176,7 +204,7 @@ func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 			}
 		}
 	}
-	return Who{c, true}, nil
+	return Who{Caller: c, Known: true}, nil
 }
 
 // bearer finds the token's name, taking the same time whichever it is.
@@ -192,14 +220,15 @@ func (a *Authenticator) bearer(h http.Header) (string, error) {
 		}
 	}
 	got := sha256.Sum256([]byte(secret))
-	match := -1
-	for i := range a.hashes {
-		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(got[:], a.hashes[i][:]), i, match)
+	match, tokens := -1, a.Tokens()
+	for i, t := range tokens {
+		sum := sha256.Sum256([]byte(t.Secret))
+		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(got[:], sum[:]), i, match)
 	}
 	if match < 0 || secret == "" {
 		return "", ErrToken
 	}
-	return a.opts.Tokens[match].Name, nil
+	return tokens[match].Name, nil
 }
 
 type claims struct {
@@ -209,9 +238,9 @@ type claims struct {
 	RootRun   string `json:"root_run"`
 }
 
-func (a *Authenticator) identity(token string) (session.Caller, error) {
-	refuse := func(err error) (session.Caller, error) {
-		return session.Caller{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
+func (a *Authenticator) identity(token string) (Who, error) {
+	refuse := func(err error) (Who, error) {
+		return Who{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
 	}
 	if len(token) > 16<<10 {
 		return refuse(errors.New("the token is longer than 16 KiB"))
@@ -240,17 +269,19 @@ func (a *Authenticator) identity(token string) (session.Caller, error) {
 	// The tenant's own slashes are escaped (as in RFC 6901), so that ("a/b", "c")
 	// and ("a", "b/c") stay two principals.
 	who.Principal = strings.ReplaceAll(strings.ReplaceAll(c.Tenant, "~", "~0"), "/", "~1") + "/" + subject
-	if c.ID != "" && !a.first(c.ID, c.ExpiresAt.Add(a.opts.Leeway)) {
-		return refuse(errors.New("it has been used before (its jti is known)"))
-	}
-	return who, nil
+	return Who{who, true, c.ID, c.ExpiresAt.Add(a.opts.Leeway)}, nil
 }
 
-// first records a jti and tells whether it is new.
-func (a *Authenticator) first(jti string, until time.Time) bool {
-	key := jti
+// Use marks the identity of a request used, when the request is about to be
+// served: one that is turned away may come again with it. It fails for an identity
+// that was used before, by its jti.
+func (a *Authenticator) Use(w Who) error {
+	if w.jti == "" {
+		return nil
+	}
+	key := w.jti
 	if len(key) > 64 {
-		key = fmt.Sprintf("%x", sha256.Sum256([]byte(jti)))
+		key = fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
 	}
 	now := a.opts.Now()
 	a.mu.Lock()
@@ -264,10 +295,10 @@ func (a *Authenticator) first(jti string, until time.Time) bool {
 		}
 	}
 	if _, ok := a.seen[key]; ok {
-		return false
+		return fmt.Errorf("%s: it has been used before (its jti is known)", HeaderIdentity)
 	}
-	a.seen[key] = until
-	return true
+	a.seen[key] = w.until
+	return nil
 }
 
 // reason says what is wrong with a token without repeating any of it.

@@ -53,6 +53,48 @@ func TestBearer(t *testing.T) {
 	}
 }
 
+// Tokens in a file rotate without a restart, also while it is half written.
+func TestTokenFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens")
+	age := 0
+	write := func(text string) {
+		t.Helper()
+		err := os.WriteFile(path, []byte(text), 0o600)
+		if err == nil {
+			age++
+			err = os.Chtimes(path, time.Unix(int64(age), 0), time.Unix(int64(age), 0))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("")
+	if _, err := New(t.Context(), Options{File: path}); err == nil || !strings.Contains(err.Error(), "SANDBOX_AUTH_TOKEN_FILE") {
+		t.Errorf("an empty file at the start: %v", err)
+	}
+	write("a=first-token")
+	a, err := New(t.Context(), Options{Tokens: []Token{{"env", "env-token"}}, File: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ write, first, second string }{
+		{"", "a", ""}, {"a=first-token\nb=second-token", "a", "b"}, {"b=second token", "a", "b"}, {"b=second-token", "", "b"}, {"b=second-token\n# end", "", "b"},
+	} {
+		write(step.write)
+		for token, want := range map[string]string{"first-token": step.first, "second-token": step.second, "env-token": "env"} {
+			if who, err := a.Authenticate(http.Header{"Authorization": {"Bearer " + token}}); (err == nil) != (want != "") || who.Principal != want {
+				t.Errorf("with %q in the file %s is %q, %v", step.write, token, who.Principal, err)
+			}
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if who, err := a.Authenticate(http.Header{"Authorization": {"Bearer second-token"}}); err != nil || who.Principal != "b" {
+		t.Errorf("without the file %q, %v", who.Principal, err)
+	}
+}
+
 func TestTags(t *testing.T) {
 	a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}})
 	if err != nil {
@@ -145,15 +187,26 @@ func TestAttestedIdentity(t *testing.T) {
 	}
 
 	t.Run("a replayed jti", func(t *testing.T) {
+		use := func(token string) error {
+			t.Helper()
+			who, err := a.Authenticate(header(HeaderIdentity, token))
+			if err != nil {
+				t.Fatal(err) // looked at only
+			}
+			return a.Use(who)
+		}
 		once := es(func(c jwt.MapClaims) { c["jti"] = "one" })
 		if _, err := a.Authenticate(header(HeaderIdentity, once)); err != nil {
+			t.Fatal(err) // turned away after it
+		}
+		if err := use(once); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := a.Authenticate(header(HeaderIdentity, once)); err == nil || !strings.Contains(err.Error(), "used before") {
+		if err := use(once); err == nil || !strings.Contains(err.Error(), "used before") {
 			t.Errorf("used twice: %v", err)
 		}
 		clock = now.Add(2 * time.Minute)
-		if _, err := a.Authenticate(header(HeaderIdentity, es(func(c jwt.MapClaims) { c["jti"], c["exp"] = "two", now.Add(5*time.Minute).Unix() }))); err != nil {
+		if err := use(es(func(c jwt.MapClaims) { c["jti"], c["exp"] = "two", now.Add(5*time.Minute).Unix() })); err != nil {
 			t.Fatal(err)
 		}
 		if len(a.seen) != 1 {

@@ -75,7 +75,7 @@ func (i *Images) Resolve(ctx context.Context, ref string) (string, error) {
 		id, _ := r.Val.(string)
 		return id, r.Err
 	case <-ctx.Done():
-		return "", fmt.Errorf("waiting for the session image %s: %w", ref, context.Cause(ctx))
+		return "", fmt.Errorf("the session image %s is not there yet, and the sidecar goes on getting it: %w", ref, context.Cause(ctx))
 	}
 }
 

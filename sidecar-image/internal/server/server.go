@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,6 +63,7 @@ type Server struct {
 	small    *room
 	stream   http.Handler
 	plain    http.Handler
+	booted   atomic.Bool
 	draining atomic.Bool
 	timeout  time.Duration // transferTimeout when 0
 
@@ -92,9 +94,9 @@ func (s *Server) Handler() http.Handler {
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", s.readyz)
-	mux.Handle("GET /metrics", s.Metrics.Handler())
-	mux.Handle("/mcp", http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp)))
+	mux.Handle("GET /readyz", s.afterBoot(http.HandlerFunc(s.readyz)))
+	mux.Handle("GET /metrics", s.afterBoot(s.Metrics.Handler()))
+	mux.Handle("/mcp", s.afterBoot(http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp))))
 	return mux
 }
 
@@ -111,6 +113,20 @@ func (s *Server) HTTP() *http.Server {
 	// /mcp, which renews both as it waits and works.
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
+}
+
+// Booted opens what needs sessions: before it, only health is answered.
+func (s *Server) Booted() { s.booted.Store(true) }
+
+func (s *Server) afterBoot(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.booted.Load() {
+			w.Header().Set("Retry-After", "5")
+			http.Error(w, "the sidecar is starting: it pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // Drain makes the sidecar unready, before it shuts down.
@@ -186,8 +202,18 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
+	if err := s.Auth.Use(who); err != nil {
+		s.deny(w, r, http.StatusUnauthorized, "identity", err)
+		return
+	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
-	body = req.Lift(body)
+	whole := len(body)
+	if body = req.Lift(body); len(body) != whole && longName(body, req) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"id, requestId and progressToken may have %d bytes"}}`+"\n", tools.LiftMin-2)
+		return
+	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	w = req.Writer(w)
 	msg := peek(body)
@@ -344,7 +370,23 @@ type message struct {
 	ID     json.RawMessage `json:"id"`
 	Params struct {
 		RequestID json.RawMessage `json:"requestId"`
+		Meta      struct {
+			ProgressToken json.RawMessage `json:"progressToken"`
+		} `json:"_meta"`
 	} `json:"params"`
+}
+
+// longName tells whether a request, or one of a batch, is named by a string that was
+// lifted out of it: the answer would name another.
+func longName(body []byte, r *tools.Request) bool {
+	var batch []message
+	if json.Unmarshal(body, &batch) != nil {
+		batch = []message{{}}
+		_ = json.Unmarshal(body, &batch[0])
+	}
+	return slices.ContainsFunc(batch, func(m message) bool {
+		return r.StandsIn(m.ID) || r.StandsIn(m.Params.RequestID) || r.StandsIn(m.Params.Meta.ProgressToken)
+	})
 }
 
 func peek(body []byte) (m message) {

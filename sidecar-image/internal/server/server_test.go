@@ -40,6 +40,7 @@ func serve(t *testing.T, timeout time.Duration, hooks ...func(http.ConnState)) (
 	m := metrics.New("1.0.0", func() (int, int) { return 0, 0 })
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	s := &Server{Auth: auth, Tools: &tools.Tools{Config: &config.Config{}, Metrics: m, Log: log}, Metrics: m, MaxBody: 32 << 20, Version: "1.0.0", Log: log, timeout: timeout}
+	s.Booted()
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
 	for _, hook := range hooks {
@@ -242,6 +243,27 @@ func TestUnwantedBody(t *testing.T) {
 	_ = conn.SetReadDeadline(time.Now().Add(3 * timeout))
 	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("it is not closed: %v", err)
+	}
+}
+
+// A request is answered under its own name, or refused when that is too long.
+func TestLongNames(t *testing.T) {
+	_, srv := serve(t, time.Minute)
+	name := func(n int) string { return `"` + strings.Repeat("i", n-2) + `"` }
+	for _, tc := range []struct {
+		what, body string
+		status     int
+		want       string
+	}{
+		{"the longest id", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin) + `}`, http.StatusOK, `"id":` + name(tools.LiftMin)},
+		{"an id above it", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin+1) + `}`, http.StatusBadRequest, `"id":null,"error":{"code":-32600`},
+		{"one of a batch", `[` + ping + `,{"jsonrpc":"2.0","method":"ping","id":` + name(20<<10) + `}]`, http.StatusBadRequest, `"id":null`},
+		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, `"id":null`},
+		{"another long string", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"x":` + name(20<<10) + `}}}`, http.StatusOK, `"id":1`},
+	} {
+		if resp, text := answer(t, post(t, srv, main, int64(len(tc.body)), tc.body), time.Minute); resp.StatusCode != tc.status || !strings.Contains(text, tc.want) {
+			t.Errorf("%s: %s %.100s", tc.what, resp.Status, text)
+		}
 	}
 }
 

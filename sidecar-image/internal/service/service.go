@@ -26,68 +26,114 @@ import (
 )
 
 const (
-	engineTimeout = time.Minute     // for the engine to answer at boot
-	bootTimeout   = 5 * time.Minute // for a pull and the trial session
-	drainTimeout  = 20 * time.Second
+	engineTimeout = time.Minute // for the engine to answer at boot
+	trialTimeout  = 5 * time.Minute
+	drainTimeout  = 15 * time.Second
 	flushTimeout  = 5 * time.Second
 	openAtOnce    = 4
 )
 
-// Service is a running sidecar.
-type Service struct {
-	Sessions *session.Manager
-
-	cfg    *config.Config
-	log    *slog.Logger
-	engine *engine.Engine
-	store  *session.Store
-	server *server.Server
-	stop   context.CancelFunc
-	traces *tracing.Tracing
+// sidecar is what there is of a running one.
+type sidecar struct {
+	cfg      *config.Config
+	version  string
+	log      *slog.Logger
+	sessions *session.Manager
+	engine   *engine.Engine
+	store    *session.Store
+	server   *server.Server
+	tools    *tools.Tools
+	traces   *tracing.Tracing
 }
 
-// Start boots a sidecar: the engine answers, the image is there and allowed,
-// and a trial container has started under the runtime, or the error says what
-// is missing. Sessions of an earlier sidecar have been adopted when it returns.
-func Start(ctx context.Context, c *config.Config, version string, log *slog.Logger) (_ *Service, err error) {
-	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Service{cfg: c, log: log, stop: stop, traces: tracing.Off()}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	auth, err := identity.New(run, identity.Options{Tokens: c.Tokens, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway})
-	if err != nil {
-		return nil, err
+// Run is a sidecar, until ctx ends. It listens from the start, unready while it
+// boots, which takes as long as the first pull of the session image. An error says
+// what was missing: the state directory or the address is another's, the engine
+// does not answer, the image is not there or not allowed, or no trial session starts.
+func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger) (err error) {
+	s := &sidecar{cfg: c, version: version, log: log, traces: tracing.Off()}
+	defer s.close()
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	// First: a second sidecar has to end here, before it touches what the running one owns.
+	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
+		return err
 	}
-	for _, t := range c.Tokens {
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
+	}
+	defer l.Close()
+	auth, err := identity.New(life, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway})
+	if err != nil {
+		return err
+	}
+	for _, t := range auth.Tokens() {
 		if len(t.Secret) < 16 {
 			log.Warn("a bearer token is shorter than 16 characters: make one with `openssl rand -hex 32`", "name", t.Name)
 		}
 	}
 	if c.Traces != "" {
 		if s.traces, err = tracing.Start(ctx, version, log); err != nil {
-			return nil, err
+			return err
 		}
 	}
+	m := metrics.New(version, func() (int, int) { return s.sessions.Count() })
+	s.tools = &tools.Tools{Config: c, Log: log, Tracing: s.traces, Metrics: m}
+	s.server = &server.Server{Auth: auth, Tools: s.tools, Metrics: m, Ping: func(ctx context.Context) error { return s.engine.Ping(ctx) },
+		MaxBody: c.MaxBody(), Version: version, Log: log}
+	h := s.server.HTTP()
+	ended := make(chan error, 1)
+	go func() { ended <- h.Serve(l) }()
+	defer h.Close()
+	if err := s.boot(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // told to end while it booted
+		}
+		return err
+	}
+	if c.RunStatusURL != "" {
+		l := &session.Liveness{URL: c.RunStatusURL, Token: c.RunStatusToken, Client: &http.Client{Timeout: 10 * time.Second}}
+		go l.Run(life, s.sessions, c.RunStatusInterval)
+	}
+	s.server.Booted()
+	log.Info("serving", "address", l.Addr().String())
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	s.server.Drain()
+	log.Info("shutting down; sessions stay for the next sidecar")
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	if err := h.Shutdown(dctx); err != nil {
+		_ = h.Close()
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// boot finds the engine and the session image, tries a session, and adopts those
+// of an earlier sidecar.
+func (s *sidecar) boot(ctx context.Context) (err error) {
+	c := s.cfg
 	var ws *workspace.Root
 	if c.WorkspaceRoot != "" {
 		if ws, err = workspace.New(c.WorkspaceRoot, c.WorkspaceHost, engine.SessionUser, c.WorkspaceMB<<20); err != nil {
-			return nil, err
+			return err
 		}
-	}
-	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
-		return nil, err
 	}
 	opts := engine.Options{Instance: s.store.Instance, Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
-		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: log, Trace: s.traces.Engine()}
+		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: s.log, Trace: s.traces.Engine()}
 	if opts.NProc == 0 {
 		if opts.NProc, err = engine.Processes(c.AllProcesses()); err != nil {
-			return nil, err
+			return err
 		}
 		if least := c.LeastProcesses(); opts.NProc < least {
-			log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what one principal's sessions may have: one that fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS or SANDBOX_MAX_SESSIONS_PER_PRINCIPAL",
+			s.log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what one principal's sessions may have: one that fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS or SANDBOX_MAX_SESSIONS_PER_PRINCIPAL",
 				"limit", opts.NProc, "needed", least)
 		}
 	}
@@ -100,43 +146,30 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 	ectx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	if s.engine, err = engine.Open(ectx, opts); err != nil {
-		return nil, err
+		return err
 	}
 	im := &images.Images{Engine: s.engine, Pull: c.Pull == "missing"}
 	if c.ImagePolicy != "" {
 		if im.Verify, err = images.LoadPolicy(c.ImagePolicy); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	t := &tools.Tools{Config: c, Image: im.Resolve, Log: log, Tracing: s.traces}
-	bctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	s.tools.Image = im.Resolve
+	s.log.Info("looking for the session image, which may have to be pulled", "image", c.Image)
+	spec, err := s.tools.DefaultSpec(ctx)
+	if err != nil {
+		return err
+	}
+	tctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	spec, err := t.DefaultSpec(bctx)
-	if err != nil {
-		return nil, err
+	if err := session.Try(tctx, s.engine, s.store.Instance, spec); err != nil {
+		return fmt.Errorf("a trial session does not start with SANDBOX_RUNTIME=%q on this engine: %w", c.Runtime, err)
 	}
-	if err := session.Try(bctx, s.engine, s.store.Instance, spec); err != nil {
-		return nil, fmt.Errorf("a trial session does not start with SANDBOX_RUNTIME=%q on this engine: %w", c.Runtime, err)
-	}
-	t.Metrics = metrics.New(version, func() (int, int) {
-		if t.Sessions == nil {
-			return 0, 0
-		}
-		return t.Sessions.Count()
-	})
-	s.Sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: log, Default: t.DefaultSpec,
+	s.sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: s.log, Default: s.tools.DefaultSpec,
 		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
-		Observe: session.Observer{Opened: t.Metrics.Opened, Closed: t.Metrics.Closed}})
-	if err != nil {
-		return nil, err
-	}
-	t.Sessions = s.Sessions
-	if c.RunStatusURL != "" {
-		l := &session.Liveness{URL: c.RunStatusURL, Token: c.RunStatusToken, Client: &http.Client{Timeout: 10 * time.Second}}
-		go l.Run(run, s.Sessions, c.RunStatusInterval)
-	}
-	s.server = &server.Server{Auth: auth, Tools: t, Metrics: t.Metrics, Ping: s.engine.Ping, MaxBody: c.MaxBody(), Version: version, Log: log}
-	return s, nil
+		Observe: session.Observer{Opened: s.tools.Metrics.Opened, Closed: s.tools.Metrics.Closed}})
+	s.tools.Sessions = s.sessions
+	return err
 }
 
 // socket names a socket for this process alone: the podman of a sidecar that
@@ -153,35 +186,10 @@ func socket(dir string) string {
 	return filepath.Join(dir, fmt.Sprintf("podman-%d.sock", os.Getpid()))
 }
 
-// Serve serves on l until ctx ends, then lets calls finish for a while.
-func (s *Service) Serve(ctx context.Context, l net.Listener) error {
-	h := s.server.HTTP()
-	ended := make(chan error, 1)
-	go func() { ended <- h.Serve(l) }()
-	s.log.Info("serving", "address", l.Addr().String())
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	s.server.Drain()
-	s.log.Info("shutting down; sessions stay for the next sidecar")
-	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-	defer cancel()
-	if err := h.Shutdown(dctx); err != nil {
-		_ = h.Close()
-	}
-	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
-}
-
-// Close ends the sidecar, not its sessions.
-func (s *Service) Close() {
-	s.stop()
-	if s.Sessions != nil {
-		s.Sessions.Close()
+// close ends the sidecar, not its sessions.
+func (s *sidecar) close() {
+	if s.sessions != nil {
+		s.sessions.Close()
 	}
 	if s.engine != nil {
 		s.engine.Close()
@@ -190,5 +198,8 @@ func (s *Service) Close() {
 	defer cancel()
 	if err := s.traces.Close(ctx); err != nil {
 		s.log.Warn("the last traces were not sent", "error", err)
+	}
+	if s.store != nil {
+		s.store.Close() // last: the next sidecar may have the directory
 	}
 }

@@ -43,6 +43,7 @@ func TestClockJumps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(store.Close)
 	t.Cleanup(func() {
 		left, _ := e.List(context.Background(), store.Instance)
 		for _, c := range left {

@@ -63,6 +63,7 @@ func manage(t *testing.T, path string, c Config, records ...Record) *Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(store.Close)
 	for _, r := range records {
 		if err := store.Put(r); err != nil {
 			t.Fatal(err)
@@ -88,8 +89,13 @@ func TestHungEngine(t *testing.T) {
 			Limits:  Limits{Sessions: 5, PerPrincipal: 5, IdleTTL: time.Hour, WarmPool: 2, Opening: 1},
 			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }}, rec)
 		who := Caller{Principal: "p"}
-		if _, err := m.Get(who, rec.ID); err != nil {
+		s, err := m.Get(who, rec.ID)
+		if err != nil {
 			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := s.Conn(t.Context()); !errors.Is(err, errUnreached) || time.Since(began) > connTimeout {
+			t.Errorf("after %v its connection is %v", time.Since(began), err)
 		}
 		time.Sleep(time.Minute + 2*tickEvery)
 		if _, err := m.Get(who, rec.ID); err == nil {
@@ -98,8 +104,8 @@ func TestHungEngine(t *testing.T) {
 		if n := e.creates.Load(); n != 1 {
 			t.Errorf("%d containers of the pool are started at once", n)
 		}
-		began := time.Now()
-		if _, err := m.Open(t.Context(), who, Request{TTL: time.Hour}); !errors.Is(err, errSlow) || time.Since(began) > openTimeout+time.Second {
+		began = time.Now()
+		if _, err := m.Open(t.Context(), who, Request{TTL: time.Hour}); !errors.Is(err, ErrSlow) || time.Since(began) > OpenTimeout+time.Second {
 			t.Errorf("after %v the open ended with %v", time.Since(began), err)
 		}
 		before := e.creates.Load()
@@ -123,6 +129,50 @@ func TestCarriers(t *testing.T) {
 		time.Sleep(3 * reconcileEvery)
 		if len(e.removed) > 0 {
 			t.Errorf("a carrier at work was removed")
+		}
+	})
+}
+
+// choosy removes containers by its own rule.
+type choosy struct {
+	hung
+	remove func(ctx context.Context, id string) error
+}
+
+func (c *choosy) Remove(ctx context.Context, id string) error { return c.remove(ctx, id) }
+
+// Containers that are stuck do not hold up the removal of others, and one that
+// cannot be removed is tried by one.
+func TestStuckRemovals(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		var tries atomic.Int32
+		began, removed := time.Now(), make(chan time.Duration, 1)
+		stray := engine.State{ID: "stray", Labels: map[string]string{engine.LabelSession: "s"}}
+		e := &choosy{hung{has: []engine.State{stray}}, func(ctx context.Context, id string) error {
+			switch id {
+			case "stray":
+				tries.Add(1)
+				return errors.New("device or resource busy")
+			case "well":
+				removed <- time.Since(began)
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		m := manage(t, path, Config{Engine: e})
+		for _, id := range []string{"stuck", "stuck too", "well"} {
+			m.remove(Record{ID: id, Container: id}, nil)
+		}
+		if after := <-removed; after > 2*removePatience {
+			t.Errorf("a container waited %v for stuck ones", after)
+		}
+		time.Sleep(10 * reconcileEvery)
+		before := tries.Load()
+		time.Sleep(reconcileEvery)
+		if n := tries.Load() - before; n < 3 || n > 15 { // every two seconds, when its turn comes
+			t.Errorf("a stray is tried %d times in %v", n, reconcileEvery)
 		}
 	})
 }

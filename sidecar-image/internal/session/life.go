@@ -155,9 +155,7 @@ func (m *Manager) reach() {
 		}
 		m.wg.Go(func() {
 			defer func() { <-places }()
-			ctx, cancel := context.WithTimeout(m.ctx, helloTimeout)
-			defer cancel()
-			if _, err := s.Conn(ctx); err != nil && m.ctx.Err() == nil {
+			if _, err := s.Conn(m.ctx); err != nil && m.ctx.Err() == nil {
 				m.logger(s).Warn("an adopted session is not reached yet; its next use tries again", "error", err)
 			}
 		})
@@ -237,7 +235,9 @@ func (m *Manager) reconcile() {
 			delete(strays, rec.ID)
 		}
 		for id, container := range strays {
-			m.remove(Record{ID: id, Container: container}, nil)
+			if _, ok := m.removing.Load(id); !ok {
+				m.remove(Record{ID: id, Container: container}, nil)
+			}
 		}
 	}
 	for _, s := range m.All() {

@@ -19,14 +19,19 @@ import (
 
 const (
 	helloTimeout    = 30 * time.Second
-	openTimeout     = 2 * time.Minute
+	connTimeout     = 30 * time.Second
 	warmTimeout     = 5 * time.Minute // with a pull of the image
 	shutdownTimeout = 2 * time.Second
 	removeTimeout   = time.Minute
+	closeTimeout    = 3 * time.Second
 	removers        = 2
+	removePatience  = 5 * time.Second // then the next has its turn beside it
 	saveEvery       = 5 * time.Second
 	maxEpitaphs     = 1024
 	epitaphTTL      = 10 * time.Minute
+
+	// OpenTimeout is for an open, with the look-up of its image.
+	OpenTimeout = 2 * time.Minute
 )
 
 // Manager owns every session of this sidecar.
@@ -43,6 +48,7 @@ type Manager struct {
 
 	refilling atomic.Bool
 	removals  chan removal
+	removing  sync.Map // ids of the sessions in it, and of those that are tried again
 	openings  chan struct{}
 	wg        sync.WaitGroup
 	ctx       context.Context
@@ -99,7 +105,7 @@ func (m *Manager) Close() {
 		}
 		s.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout) // the next sidecar removes what is left
 	defer cancel()
 	for _, w := range pool {
 		w.rw.Close()
@@ -123,7 +129,10 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("no more sessions: %s is %d; close one with sandbox_close, or try again when one has ended", e.Name, e.Limit)
 }
 
-var errSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", openTimeout)
+// ErrSlow is the cause of a context that ended with OpenTimeout.
+var ErrSlow = fmt.Errorf("the session could not be opened within %v; the engine is busy or hangs, try again later", OpenTimeout)
+
+var errUnreached = fmt.Errorf("the session could not be reached within %v; the engine is busy or hangs, try again later", connTimeout)
 
 func (m *Manager) reserve(principal string) error {
 	m.mu.Lock()
@@ -156,11 +165,11 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 			m.cfg.Observe.Opened(time.Since(began), fromPool, err)
 		}
 	}()
-	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, OpenTimeout, ErrSlow)
 	defer cancel()
 	defer func() {
-		if err != nil && context.Cause(ctx) == errSlow {
-			err = fmt.Errorf("%w: %w", errSlow, err)
+		if err != nil && context.Cause(ctx) == ErrSlow {
+			err = fmt.Errorf("%w: %w", ErrSlow, err)
 		}
 	}()
 	if err := m.reserve(who.Principal); err != nil {
@@ -409,6 +418,7 @@ func (m *Manager) remove(rec Record, done func()) {
 	if done == nil {
 		done = func() {}
 	}
+	m.removing.Store(rec.ID, true)
 	select {
 	case m.removals <- removal{rec, done}:
 	default:
@@ -421,37 +431,51 @@ func (m *Manager) remove(rec Record, done func()) {
 	}
 }
 
-// remover removes containers, then their records, trying again for as long as
-// the engine does not let it.
+// remover removes one container after the other, and waits for none that is stuck.
 func (m *Manager) remover() {
 	for {
 		select {
 		case <-m.ctx.Done():
 			return
 		case r := <-m.removals:
-			ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
-			err := m.cfg.Engine.Remove(ctx, r.rec.Container)
-			if err == nil {
-				err = m.cfg.Store.Delete(r.rec.ID)
-			}
-			cancel()
-			if err == nil {
-				r.done()
-				continue
-			}
-			if m.ctx.Err() != nil {
-				return
-			}
-			m.cfg.Log.Warn("a session's container could not be removed yet", "session", r.rec.ID, "error", err)
+			ended := make(chan struct{})
 			m.wg.Go(func() {
-				select {
-				case <-time.After(2 * time.Second):
-					m.remove(r.rec, r.done)
-				case <-m.ctx.Done():
-				}
+				defer close(ended)
+				m.removeNow(r)
 			})
+			select {
+			case <-ended:
+			case <-time.After(removePatience):
+			}
 		}
 	}
+}
+
+// removeNow removes a container, then its record. It is tried again for as long as
+// the engine does not let it.
+func (m *Manager) removeNow(r removal) {
+	ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
+	defer cancel()
+	err := m.cfg.Engine.Remove(ctx, r.rec.Container)
+	if err == nil {
+		err = m.cfg.Store.Delete(r.rec.ID)
+	}
+	if err == nil {
+		m.removing.Delete(r.rec.ID)
+		r.done()
+		return
+	}
+	if m.ctx.Err() != nil {
+		return
+	}
+	m.cfg.Log.Warn("a session's container could not be removed yet", "session", r.rec.ID, "error", err)
+	m.wg.Go(func() {
+		select {
+		case <-time.After(2 * time.Second):
+			m.remove(r.rec, r.done)
+		case <-m.ctx.Done():
+		}
+	})
 }
 
 // watch looks at a session whose connection ended by itself: either its

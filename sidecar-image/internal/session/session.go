@@ -142,8 +142,11 @@ func (s *Session) Expires() time.Time {
 }
 
 // Conn returns a live connection to the session's agent, making a new one when
-// the last was lost. It finds out when the container has died.
+// the last was lost. It finds out when the container has died, and gives an engine
+// that hangs no more than connTimeout.
 func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, connTimeout, errUnreached)
+	defer cancel()
 	for {
 		s.mu.Lock()
 		if s.closed {
@@ -166,7 +169,7 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 			case <-wait:
 				continue
 			case <-ctx.Done():
-				return nil, ctx.Err()
+				return nil, context.Cause(ctx)
 			}
 		}
 		done := make(chan struct{})
@@ -184,6 +187,9 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 		s.mu.Unlock()
 		close(done)
 		if err != nil {
+			if context.Cause(ctx) == errUnreached {
+				err = fmt.Errorf("%w: %w", errUnreached, err)
+			}
 			return nil, err
 		}
 		s.m.watch(s, c)
@@ -198,8 +204,6 @@ func (s *Session) reconnect(ctx context.Context) (*host.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
-	defer cancel()
 	c, err := host.Dial(ctx, rw, s.Key, nil)
 	if err != nil {
 		return nil, fmt.Errorf("the session runs but cannot be reached: %w", err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -49,17 +50,34 @@ type Record struct {
 // containers with it, so only the id is synced.
 type Store struct {
 	dir      string
+	lock     *os.File
 	Instance string // this sidecar's id, as in its containers' labels
 }
 
 const recordSuffix = ".json"
 
-// OpenStore opens, or makes, the records in dir. instance overrides the id that
-// is otherwise made once and kept there.
-func OpenStore(dir, instance string) (*Store, error) {
+// OpenStore opens, or makes, the records in dir, which is this process's alone
+// until Close. instance overrides the id that is otherwise made once and kept there.
+func OpenStore(dir, instance string) (_ *Store, err error) {
 	s := &Store{dir: filepath.Join(dir, "sessions"), Instance: instance}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state directory (SANDBOX_STATE_DIR): %w", err)
+	}
+	// The kernel lets go of it when the process ends, however it does.
+	if s.lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, fmt.Errorf("locking the state directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	err = syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == syscall.EWOULDBLOCK {
+		err = errors.New("another sidecar that runs has it; give each a SANDBOX_STATE_DIR of its own")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("locking the state directory %s: %w", dir, err)
 	}
 	left, err := filepath.Glob(filepath.Join(s.dir, ".*"))
 	if err != nil {
@@ -88,6 +106,9 @@ func OpenStore(dir, instance string) (*Store, error) {
 	s.Instance = string(id)
 	return s, nil
 }
+
+// Close lets another have the records.
+func (s *Store) Close() { s.lock.Close() }
 
 // replace writes a file whole or not at all.
 func replace(name string, content []byte, modified time.Time, sync bool) (err error) {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -17,6 +18,10 @@ func TestStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := OpenStore(dir, instance); err == nil || !strings.Contains(err.Error(), dir+": another sidecar") {
+			t.Errorf("opened twice: %v", err)
+		}
+		s.Close()
 		return s
 	}
 	s := open("")

@@ -18,8 +18,8 @@ import (
 // sees them and set into the response after, each under a name that nobody can
 // guess.
 
-// liftMin is the length from which a literal is lifted, in bytes.
-const liftMin = 16 << 10
+// LiftMin is the length from which a literal is lifted, in bytes, without its last quote.
+const LiftMin = 16 << 10
 
 // Lifted holds a request's long strings.
 type Lifted struct {
@@ -31,7 +31,7 @@ type Lifted struct {
 // Lift returns the body with its long string literals replaced. It keeps parts of
 // body, which must not be changed after.
 func (l *Lifted) Lift(body []byte) []byte {
-	if len(body) < liftMin {
+	if len(body) < LiftMin {
 		return body
 	}
 	var small []byte
@@ -47,7 +47,7 @@ func (l *Lifted) Lift(body []byte) []byte {
 			break // not JSON; the SDK says so
 		}
 		at = end + 1
-		if end-start < liftMin {
+		if end-start < LiftMin {
 			continue
 		}
 		// A NUL keeps the name out of any file system.
@@ -64,6 +64,12 @@ func (l *Lifted) Lift(body []byte) []byte {
 		return body
 	}
 	return append(small, body[copied:]...)
+}
+
+// StandsIn tells whether a JSON literal stands for a string that was lifted.
+func (l *Lifted) StandsIn(literal []byte) bool {
+	var s string
+	return len(l.in) > 0 && json.Unmarshal(literal, &s) == nil && l.in[s] != nil
 }
 
 // closing finds the quote that ends the string which begins before at.
@@ -123,7 +129,7 @@ func hasControl[T ~string | ~[]byte](s T) bool {
 
 // park returns what stands for a long string in the SDK's response.
 func (l *Lifted) park(s string) string {
-	if len(s) < liftMin {
+	if len(s) < LiftMin {
 		return s
 	}
 	name := "lifted:" + rand.Text()

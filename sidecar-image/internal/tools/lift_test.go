@@ -9,9 +9,9 @@ import (
 
 // A message means the same whether its strings were lifted or not.
 func TestLift(t *testing.T) {
-	long := strings.Repeat("a", liftMin)
+	long := strings.Repeat("a", LiftMin)
 	for name, content := range map[string]string{
-		"short": "x", "plain": long, "quotes": strings.Repeat(`say "a\b\"`, liftMin), "lines": strings.Repeat("a\n\t", liftMin), "unicode": strings.Repeat("é☃😀", liftMin),
+		"short": "x", "plain": long, "quotes": strings.Repeat(`say "a\b\"`, LiftMin), "lines": strings.Repeat("a\n\t", LiftMin), "unicode": strings.Repeat("é☃😀", LiftMin),
 		"slashes at the end": long + `\\\`, "json": `{"content":"` + long + `"}`, "the mark": long + "\x00lifted:" + long,
 	} {
 		body, err := json.Marshal(map[string]any{"params": map[string]any{"arguments": map[string]any{"content": content, "other": long + content, "n": 1}}})
@@ -44,7 +44,7 @@ func TestLift(t *testing.T) {
 }
 
 func TestLiftMalformed(t *testing.T) {
-	long := strings.Repeat("a", liftMin)
+	long := strings.Repeat("a", LiftMin)
 	for _, body := range []string{`{"a":"` + long, long, `"` + long + `\"`, `{"a` + long + `":1}`} {
 		var l Lifted
 		small := l.Lift([]byte(body))
@@ -66,7 +66,7 @@ func TestLiftMalformed(t *testing.T) {
 
 func TestParked(t *testing.T) {
 	var l Lifted
-	want := map[string]string{"a": "short", "b": strings.Repeat("base64+/", liftMin), "c": strings.Repeat("quote\" and\nline \\ é\x01", liftMin), "d": `"lifted:x"`, "e": "lifted:nobody"}
+	want := map[string]string{"a": "short", "b": strings.Repeat("base64+/", LiftMin), "c": strings.Repeat("quote\" and\nline \\ é\x01", LiftMin), "d": `"lifted:x"`, "e": "lifted:nobody"}
 	out := map[string]string{}
 	for k, v := range want {
 		out[k] = l.park(v)
@@ -110,9 +110,9 @@ func TestHasControl(t *testing.T) {
 }
 
 func FuzzLift(f *testing.F) {
-	f.Add(strings.Repeat(`\"`, liftMin))
+	f.Add(strings.Repeat(`\"`, LiftMin))
 	f.Fuzz(func(t *testing.T, content string) {
-		content = strings.ToValidUTF8(strings.Repeat(content, liftMin/max(len(content), 1)+1), "")
+		content = strings.ToValidUTF8(strings.Repeat(content, LiftMin/max(len(content), 1)+1), "")
 		body, _ := json.Marshal(content)
 		var l Lifted
 		var v string

@@ -101,6 +101,9 @@ func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
 	if in.Workspace != "" && !workspace.Name.MatchString(in.Workspace) {
 		return nil, out, fieldError("workspace", "a name has 1 to 64 characters of a-z, 0-9, _ and -, and starts with a letter or digit")
 	}
+	// Over both: an engine that hangs holds up the look-up of the image as well.
+	ctx, cancel := context.WithTimeoutCause(ctx, session.OpenTimeout, session.ErrSlow)
+	defer cancel()
 	spec, ttl, err := c.spec(ctx, in, &out.Notes)
 	if err != nil {
 		return nil, out, err

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// The health check asks where the sidecar listens.
+func TestHealthcheck(t *testing.T) {
+	for _, tc := range []struct{ listen, variable, want string }{
+		{"127.0.0.1:0", "127.0.0.1:%s", ""},
+		{"127.0.0.3:0", "127.0.0.3:%s", ""},
+		{"127.0.0.3:0", "127.0.0.1:%s", "refused"},
+		{"127.0.0.1:0", "0.0.0.0:%s", ""},
+		{"127.0.0.1:0", ":%s", ""},
+		{"127.0.0.1:0", "[::]:%s", ""},
+		{"127.0.0.1:0", "localhost:%s", ""},
+		{"127.0.0.1:0", "%s", "SANDBOX_LISTEN_ADDR"},
+	} {
+		l, err := net.Listen("tcp", tc.listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ready") }))
+		srv.Listener.Close()
+		srv.Listener = l
+		srv.Start()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		err = healthcheck(func(string) string { return fmt.Sprintf(tc.variable, port) })
+		srv.Close()
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("listening on %s, asked at %s: %v", tc.listen, tc.variable, err)
+		}
+	}
+}

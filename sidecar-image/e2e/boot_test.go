@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+// A sidecar that is started beside one that runs, on its state directory or on its
+// address, ends with a sentence and takes nothing from it.
+func TestSecondSidecar(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "1"})
+	c := s.client()
+	id := c.open(m{})
+	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 2 })
+	before := s.podmanOut("ps", "-aq", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"])
+	for want, env := range map[string]map[string]string{
+		s.env["SANDBOX_STATE_DIR"] + ": another sidecar that runs has it": {"SANDBOX_LISTEN_ADDR": "127.0.0.1:0"},
+		"SANDBOX_LISTEN_ADDR": {"SANDBOX_STATE_DIR": t.TempDir()},
+	} {
+		second := exec.Command(s.cmd.Path)
+		all := maps.Clone(s.env)
+		maps.Copy(all, env)
+		for k, v := range all {
+			second.Env = append(second.Env, k+"="+v)
+		}
+		defer time.AfterFunc(time.Minute, func() { _ = second.Process.Kill() }).Stop()
+		if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("the second ended with %v, %s", err, out)
+		}
+	}
+	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("the session of the first: %+v", a)
+	}
+	if after := s.podmanOut("ps", "-aq", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"]); after != before {
+		t.Errorf("containers %q became %q", before, after)
+	}
+	c.open(m{"mem_mb": 64}) // so its podman's socket is there
+}
+
+// While the session image is pulled the sidecar lives, is not ready, and ends when
+// it is told to.
+func TestSlowPull(t *testing.T) {
+	registry, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer registry.Close()
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	s := prepare(t, "runc", map[string]string{"SANDBOX_IMAGE": registry.Addr().String() + "/session:1", "SANDBOX_IMAGE_PULL": "missing"}, p)
+	s.begin()
+	conn, err := registry.Accept() // the pull has begun
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusServiceUnavailable, "/mcp": http.StatusServiceUnavailable} {
+		resp, err := http.Get(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != want || want != http.StatusOK && !strings.Contains(string(text), "the sidecar is starting") {
+			t.Errorf("%s answers %s, %s", path, resp.Status, text)
+		}
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.ended:
+	case <-time.After(20 * time.Second):
+		t.Error("it does not end")
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+}
