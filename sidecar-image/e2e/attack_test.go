@@ -303,6 +303,45 @@ func TestHTTPAttacks(t *testing.T) {
 	eventually(t, 60*time.Second, "the sidecar's memory is flat again", func() bool { return s.rss(t) < before+40 })
 }
 
+// Many readers of a large file who take no answer: what they hold is bounded, and
+// another principal is answered meanwhile.
+func TestUntakenFiles(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
+	c, other := s.client(), s.as(map[string]string{"Authorization": "Bearer " + otherToken})
+	id, theirs := c.open(m{}), other.open(m{})
+	make16 := "head -c 16M /dev/zero | tr '\\0' x > f"
+	c.exec(id, make16)
+	other.exec(theirs, make16)
+	before := s.rss(t)
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": "sandbox_read", "arguments": m{"session_id": id, "path": "f", "encoding": "base64"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const readers = 60 // of 22 MiB each
+	most := before
+	for range readers {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json\r\nContent-Length: %d\r\n\r\n%s", conn.RemoteAddr(), token, len(body), body)
+	}
+	for began := time.Now(); time.Since(began) < 12*time.Second; { // what all of them would have come in
+		if a := other.call("sandbox_read", m{"session_id": theirs, "path": "f"}); a.IsError || len(a.Text) != 16<<20 {
+			t.Fatalf("another principal's read: %d bytes, %.200s", len(a.Text), a.Text)
+		}
+		most = max(most, s.rss(t))
+	}
+	if a := c.exec(id, "echo served"); a.Text != "served\n" {
+		t.Errorf("a small answer meanwhile: %+v", a)
+	}
+	t.Logf("the sidecar's memory: %d MiB, then up to %d MiB", before, most)
+	if most > before+768 {
+		t.Errorf("the sidecar's memory grew from %d to %d MiB", before, most)
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

@@ -66,7 +66,7 @@ func TestLiftMalformed(t *testing.T) {
 
 func TestParked(t *testing.T) {
 	var l Lifted
-	want := map[string]string{"a": "short", "b": strings.Repeat("base64+/", liftMin), "c": strings.Repeat("quote\" and\nline \\ é\x01", liftMin), "d": `"lifted:x"`, "e": "lifted:nobody"}
+	want := map[string]string{"a": "short", "b": strings.Repeat("base64+/", liftMin), "c": strings.Repeat("quote\" and\nline \\ é\x01", liftMin), "f": strings.Repeat("é☃😀\x01", liftMin), "g": "\x01" + strings.Repeat("😀", liftMin), "d": `"lifted:x"`, "e": "lifted:nobody"}
 	out := map[string]string{}
 	for k, v := range want {
 		out[k] = l.park(v)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
@@ -93,6 +94,12 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
+	made, err := c.http.Hold(ctx, inMemory(limit))
+	if err != nil {
+		return nil, out, err
+	}
+	kept := 0
+	defer func() { made(int64(kept)) }()
 	guarded, stop := s.Guard(ctx)
 	began := time.Now()
 	live := make(chan *host.Output, 1)
@@ -109,7 +116,8 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
-	out.Stdout, out.Stderr = c.http.park(text(got.Bytes(host.Stdout, gap))), c.http.park(text(got.Bytes(host.Stderr, gap)))
+	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
+	out.Stdout, out.Stderr = c.http.park(stdout), c.http.park(stderr)
 	out.DurationMS, out.PeakMemory = time.Since(began).Milliseconds(), exit.PeakMemory
 	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
 
@@ -140,11 +148,14 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	case exit.Code != 0:
 		line("[exit: %d]", exit.Code)
 	}
+	kept = len(stdout) + len(stderr) + b.Len()
 	return &result{b.String(), exit.TimedOut || exit.Code != 0}, out, nil
 }
 
-// text makes output fit for JSON.
-func text(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+// text makes output fit for JSON. It takes b over.
+func text(b []byte) string {
+	return strings.ToValidUTF8(unsafe.String(unsafe.SliceData(b), len(b)), "\uFFFD")
+}
 
 const (
 	progressEvery = time.Second
@@ -169,14 +180,11 @@ func (c *call) progress(ctx context.Context, token any, began time.Time, live <-
 			if o == nil {
 				continue
 			}
-			b := o.Live()
-			if silent++; len(b) == last && silent < progressQuiet {
+			b, n := o.Live(progressMax)
+			if silent++; n == last && silent < progressQuiet {
 				continue
 			}
-			last, silent = len(b), 0
-			if len(b) > progressMax {
-				b = b[len(b)-progressMax:]
-			}
+			last, silent = n, 0
 			err := c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: time.Since(began).Seconds(), Message: text(b)})
 			if err != nil {
 				return
@@ -289,13 +297,14 @@ type readIn struct {
 }
 
 type readOut struct {
-	Path       string `json:"path"`
-	Size       int64  `json:"size" jsonschema:"of the whole file, in bytes"`
-	Offset     int64  `json:"offset"`
-	Bytes      int64  `json:"bytes" jsonschema:"how many this answer holds"`
-	EOF        bool   `json:"eof"`
-	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
-	Encoding   string `json:"encoding"`
+	Path       string   `json:"path"`
+	Size       int64    `json:"size" jsonschema:"of the whole file, in bytes"`
+	Offset     int64    `json:"offset"`
+	Bytes      int64    `json:"bytes" jsonschema:"how many this answer holds"`
+	EOF        bool     `json:"eof"`
+	NextOffset int64    `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
+	Encoding   string   `json:"encoding"`
+	Notes      []string `json:"notes,omitempty"`
 }
 
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
@@ -318,8 +327,7 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if in.Offset < 0 {
 		return nil, out, fieldError("offset", "%d is negative; bytes are counted from 0", in.Offset)
 	}
-	var notes []string
-	limit, err := clamp(&notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
+	limit, err := clamp(&out.Notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
 	if err != nil {
 		return nil, out, err
 	}
@@ -332,19 +340,36 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if err != nil {
 		return nil, out, err
 	}
-	b, size, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
+	// How much there is, before anything is held of it.
+	_, size, err := conn.ReadFile(ctx, wire.Read{Path: path})
 	if err != nil {
 		return nil, out, explain(s, err, in.Path)
 	}
-	out.Path, out.Size = workPath+"/"+path, size
-	end := in.Offset + int64(len(b))
-	if end < size && in.MaxBytes == nil {
+	left := max(size-in.Offset, 0)
+	if left > limit && in.MaxBytes == nil {
 		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
 	}
+	limit = min(limit, left)
+	made, err := c.http.Hold(ctx, inMemory(limit))
+	if err != nil {
+		return nil, out, err
+	}
+	var answer strings.Builder
+	defer func() { made(int64(answer.Len())) }()
+	b, now, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
+	if err != nil {
+		return nil, out, explain(s, err, in.Path)
+	}
+	size = min(size, now) // what has been added since is not in this answer
+	out.Path, out.Size = workPath+"/"+path, size
+	end := in.Offset + int64(len(b))
 	if out.Encoding == "utf8" {
 		if end < size {
-			b = wholeRunes(b)
-			end = in.Offset + int64(len(b))
+			whole := wholeRunes(b)
+			if len(whole) == 0 && len(b) > 0 { // whoever went on from here would not move
+				return nil, out, fieldError("max_bytes", "%d does not hold the character at offset %d: ask for %d or more", limit, in.Offset, utf8.UTFMax)
+			}
+			b, end = whole, in.Offset+int64(len(whole))
 		}
 		if !utf8.Valid(b) {
 			return nil, out, fieldError("encoding", "%s is not UTF-8 text; read it with encoding base64", in.Path)
@@ -352,7 +377,6 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	}
 	out.Bytes, out.EOF = int64(len(b)), end >= size
 	// Built in one piece of memory: it may be large.
-	var answer strings.Builder
 	if out.Encoding == "base64" {
 		answer.Grow(base64.StdEncoding.EncodedLen(len(b)) + 256)
 		e := base64.NewEncoder(base64.StdEncoding, &answer)
@@ -366,9 +390,9 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		out.NextOffset = end
 		// Never silently: the caller of a part is told that it is one.
 		fmt.Fprintf(&answer, "\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
-	}
-	for _, n := range notes {
-		answer.WriteString("\n[note: " + n + "]")
+		for _, n := range out.Notes { // to a whole file nothing is added
+			answer.WriteString("\n[note: " + n + "]")
+		}
 	}
 	return &result{text: answer.String()}, out, nil
 }
