@@ -100,7 +100,10 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	kept := 0
 	defer func() { made(int64(kept)) }()
-	guarded, stop := s.Guard(ctx)
+	guarded, stop, err := s.Guard(ctx, m.Timeout)
+	if err != nil {
+		return nil, out, err
+	}
 	began := time.Now()
 	live := make(chan *host.Output, 1)
 	done := make(chan struct{})
@@ -110,6 +113,9 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	got, exit, err := conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
 	close(done)
+	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil {
+		err = over // whatever the connection's end made of it
+	}
 	stop()
 	if err != nil {
 		return nil, out, explain(s, err, "")
@@ -135,7 +141,7 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	for _, n := range out.Notes {
 		line("[note: %s]", n)
 	}
-	if err := s.Quota(); err != nil {
+	if err := s.Quota(ctx); err != nil {
 		out.Notes = append(out.Notes, err.Error())
 		line("[note: %s]", err)
 	}
@@ -269,7 +275,7 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 			return nil, out, fieldError("mode", "%q is not allowed; octal permissions from 0001 to 0777 are", in.Mode)
 		}
 	}
-	if err := s.Quota(); err != nil {
+	if err := s.Quota(ctx); err != nil {
 		return nil, out, err
 	}
 	used, err := s.Use()
@@ -281,7 +287,9 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	if err := conn.WriteFile(ctx, path, uint32(mode), content); err != nil {
+	err = conn.WriteFile(ctx, path, uint32(mode), content)
+	s.Measure()
+	if err != nil {
 		return nil, out, explain(s, err, in.Path)
 	}
 	out = writeOut{workPath + "/" + path, len(content)}
