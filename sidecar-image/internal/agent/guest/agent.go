@@ -62,8 +62,8 @@ func New(dir, build string) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the session's directory: %w", err)
 	}
-	a := &Agent{work: root, dir: dir, build: build, shell: "/bin/bash", procs: newProcs(),
-		exit: make(chan struct{}), linger: make(chan struct{}, maxLingerings)}
+	a := &Agent{work: root, dir: dir, build: build, shell: "/bin/bash", exit: make(chan struct{}), linger: make(chan struct{}, maxLingerings)}
+	a.procs = newProcs(a.shutdown)
 	if _, err := os.Stat(a.shell); err != nil {
 		a.shell = "/usr/bin/bash"
 	}
