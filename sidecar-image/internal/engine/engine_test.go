@@ -134,14 +134,20 @@ func TestSession(t *testing.T) {
 				if err != nil || size != 1<<20 || !bytes.Equal(got, content) {
 					t.Errorf("read back %d of %d bytes, %v", len(got), size, err)
 				}
-				for _, path := range []string{"../etc/passwd", "/etc/passwd", "link", "a/../../etc/passwd", "", ".", "fifo", "dev/null", "a\x00b"} {
-					(&container{Conn: c.Conn, t: t}).sh("ln -sfn /etc/passwd link; ln -sfn /dev dev; [ -p fifo ] || mkfifo fifo", 5*time.Second)
+				// /tmp is the session's to write: nothing but the path stands in the way.
+				inside := &container{Conn: c.Conn, t: t}
+				inside.sh("echo secret > /tmp/x", 5*time.Second)
+				for _, path := range []string{"../etc/passwd", "/etc/passwd", "link", "a/../../etc/passwd", "", ".", "fifo", "dev/null", "a\x00b", "../tmp/x", "/tmp/x", "a/../../tmp/x", "tmp/x", "tmp/new", "x", "new"} {
+					inside.sh("ln -sfn /etc/passwd link; ln -sfn /dev dev; ln -sfn /tmp tmp; ln -sfn /tmp/x x; ln -sfn /tmp/new new; [ -p fifo ] || mkfifo fifo", 5*time.Second)
 					if b, _, err := c.ReadFile(t.Context(), wire.Read{Path: path, Max: 100}); err == nil {
 						t.Errorf("read %q gave %q", path, b)
 					}
 					if err := c.WriteFile(t.Context(), path, 0, []byte("x")); err == nil {
 						t.Errorf("write %q was done", path)
 					}
+				}
+				if out, _ := inside.sh("cd /tmp && ls -A && cat x", 5*time.Second); out != "x\nsecret\n" {
+					t.Errorf("outside of /work there is now %q", out)
 				}
 				if err := c.WriteFile(t.Context(), "big", 0, make([]byte, 80<<20)); err == nil || !strings.Contains(err.Error(), "no space") {
 					t.Errorf("a write above the tmpfs's size: %v", err)

@@ -79,6 +79,7 @@ func FuzzGuest(f *testing.F) {
 func FuzzGuestFrames(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70"))
 	f.Add([]byte{0x02, 0x06, 0x07, 0x01, 0x08})             // a whole write, then its read and a grant
+	f.Add([]byte{0x03, 0x06, 0x07, 0x13, 0x16, 0x17})       // two of another's file
 	f.Add([]byte{0x02, 0x12, 0x06, 0x16, 0x04, 0x14, 0x00}) // two writes, cancelled
 	f.Fuzz(func(t *testing.T, choices []byte) {
 		attack(t, func(w *wire.Writer, raw io.Writer) {
@@ -93,7 +94,7 @@ func FuzzGuestFrames(f *testing.F) {
 				case 2:
 					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "f", Size: 8, Mode: uint32(i)})
 				case 3:
-					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "../f", Size: -1})
+					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "../f", Size: int64(8 - 9*(i%2))})
 				case 4:
 					err = w.Write(wire.TCancel, stream)
 				case 5:
