@@ -315,6 +315,10 @@ type readOut struct {
 	Notes      []string `json:"notes,omitempty"`
 }
 
+// readSlack is by how much a file may have grown since it was asked how large it
+// is, in bytes; of one that grew by more a part is answered, which says so.
+const readSlack = 16 << 10
+
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
 	s, err := c.get(in.SessionID)
@@ -357,18 +361,17 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if left > limit && in.MaxBytes == nil {
 		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
 	}
-	limit = min(limit, left)
+	limit = min(limit, left+readSlack)
 	made, err := c.http.Hold(ctx, inMemory(limit))
 	if err != nil {
 		return nil, out, err
 	}
 	var answer strings.Builder
 	defer func() { made(int64(answer.Len())) }()
-	b, now, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
+	b, size, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
 	if err != nil {
 		return nil, out, explain(s, err, in.Path)
 	}
-	size = min(size, now) // what has been added since is not in this answer
 	out.Path, out.Size = workPath+"/"+path, size
 	end := in.Offset + int64(len(b))
 	if out.Encoding == "utf8" {
