@@ -239,7 +239,7 @@ func TestRegoOfClusterImagePolicy(t *testing.T) {
 	} {
 		statement, err := provenance.Statement(provenance.Input{
 			Image: "loomcycle", Platform: "linux/amd64", Digest: digest.FromString("m"), Version: "1.2.3", Repository: c.repository,
-			Commit: strings.Repeat("a", 40), Lock: &lock.Lock{}, LockDigest: digest.FromString("l"), Compiler: "amd64",
+			Commit: strings.Repeat("a", 40), Lock: &lock.Lock{}, LockDigest: digest.FromString("l"), Worker: "amd64",
 			Run: provenance.FromEnvironment(func(n string) string { return c.env[n] }, c.repository, "urn:uuid:1"),
 		})
 		if err != nil {
