@@ -127,6 +127,21 @@ func (c *Config) Repository(image string) string {
 	return image
 }
 
+// Split takes REGISTRY[/PREFIX]/REPOSITORY apart, where a repository that the
+// configuration names may have slashes of its own.
+func (c *Config) Split(name string) (address, repository string, ok bool) {
+	for _, r := range c.Repositories {
+		if a, found := strings.CutSuffix(name, "/"+r); found && len(r) > len(repository) {
+			address, repository = a, r
+		}
+	}
+	if repository != "" {
+		return address, repository, true
+	}
+	i := strings.LastIndex(name, "/")
+	return name[:max(i, 0)], name[i+1:], i >= 0
+}
+
 // all lists the repositories of a release of these images.
 func (c *Config) all(images []string) []string {
 	repos := []string{c.Releases, c.Locks}

@@ -330,7 +330,7 @@ func (r *run) load(ctx context.Context, t *target) error {
 	}
 	r.artifact = h
 	if r.release, _, err = signing.ReadRelease(ctx, t.store(r.Config.Releases), h); err == nil {
-		if err = r.Config.bound(string(r.version), r.release); err != nil {
+		if err = r.Config.Bound(string(r.version), r.release.Version); err != nil {
 			err = fmt.Errorf("%s:%s: %w", t.store(r.Config.Releases).Name(), r.version, err)
 		}
 	}

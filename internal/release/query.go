@@ -101,21 +101,21 @@ func Show(ctx context.Context, o Options, tag string) (*Shown, error) {
 	if s.Release, s.SBOMs, err = signing.ReadRelease(ctx, t.store(o.Config.Releases), h); err != nil {
 		return nil, err
 	}
-	if err := o.Config.bound(tag, s.Release); err != nil {
+	if err := o.Config.Bound(tag, s.Release.Version); err != nil {
 		return nil, fmt.Errorf("%s:%s: %w", t.store(o.Config.Releases).Name(), tag, err)
 	}
 	return s, nil
 }
 
-// bound checks that a tag may lead to a release. Who may write to a registry can
-// tag anything that was ever signed; the version that was signed is what counts.
-func (c *Config) bound(tag string, r *dist.Release) error {
-	v, err := ParseVersion(r.Version)
+// Bound checks that a tag may lead to what was signed as a part of a version. Who
+// may write to a registry can tag anything that was ever signed.
+func (c *Config) Bound(tag, version string) error {
+	v, err := ParseVersion(version)
 	if err != nil {
 		return err
 	}
 	if !slices.Contains(c.VersionTags(v), tag) && c.Channel(tag, v) != nil {
-		return fmt.Errorf("it was moved to the release that was signed as %s, and no tag %s belongs to that one", v, tag)
+		return fmt.Errorf("it was moved to the release that was signed as %s, and no tag %s belongs to that one; where the tag is your own, ask by digest", v, tag)
 	}
 	return nil
 }
