@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/mod/semver"
 
 	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
@@ -136,7 +137,7 @@ func (r *run) channels(ctx context.Context) ([]move, error) {
 	}
 	var moves []move
 	for _, t := range r.targets {
-		released, err := versions(ctx, t, r.Config.Releases)
+		released, err := r.released(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -173,16 +174,30 @@ func (r *run) plan(ctx context.Context, t *target, p placed, tag string) (*move,
 	return m, nil
 }
 
-func versions(ctx context.Context, t *target, releases string) ([]Version, error) {
-	tags, err := t.client.Tags(ctx, releases)
+// released lists the versions that were released to a registry. A full disk leaves
+// tags that are listed and that the registry then calls unknown; the newer ones,
+// which hold back this version's channels, are asked for.
+func (r *run) released(ctx context.Context, t *target) ([]Version, error) {
+	tags, err := t.client.Tags(ctx, r.Config.Releases)
 	if err != nil {
 		return nil, err
 	}
 	var all []Version
 	for _, tag := range tags {
-		if v, err := ParseVersion(tag); err == nil && string(v) == tag {
-			all = append(all, v)
+		v, err := ParseVersion(tag)
+		if err != nil || string(v) != tag {
+			continue
 		}
+		if semver.Compare(v.sem(), r.version.sem()) > 0 {
+			_, absent, err := t.client.Digest(ctx, r.Config.Releases, tag)
+			if err != nil {
+				return nil, err
+			}
+			if absent {
+				continue
+			}
+		}
+		all = append(all, v)
 	}
 	return all, nil
 }
