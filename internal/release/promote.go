@@ -94,15 +94,21 @@ func (r *run) promote(ctx context.Context) error {
 }
 
 // move applies moves that are in the journal. When one fails, all that the
-// journal has are taken back, also those of an earlier run that was killed. Not
-// without the lock: another release may move the same channels.
+// journal has are taken back, also those of an earlier run that was killed, and
+// also when the caller gave up. Not without the lock: another release may move
+// the same channels.
 func (r *run) move(ctx context.Context, moves []move) error {
 	for _, m := range moves {
 		if err := r.apply(ctx, m); err != nil {
-			if errors.Is(err, errLost) {
-				return fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+			if !errors.Is(err, errLost) {
+				if back := r.undo(r.locked); back != nil {
+					err = errors.Join(err, because(r.locked, back))
+				}
 			}
-			return errors.Join(err, r.undo(context.WithoutCancel(ctx)))
+			if errors.Is(err, errLost) {
+				err = fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+			}
+			return err
 		}
 	}
 	return nil

@@ -56,7 +56,8 @@ type run struct {
 	artifact v1.Hash
 	journal  *journal
 	targets  []*target
-	done     bool // nothing is left for another run: the journal goes with the locks
+	locked   context.Context // ends when a lock is lost, not when the caller gives up: for what must be taken back then
+	done     bool            // nothing is left for another run: the journal goes with the locks
 }
 
 var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
@@ -192,11 +193,15 @@ func (t *target) store(repository string) signing.Repository {
 }
 
 // open logs in to every registry and takes its lock, always in the same order.
-// The context it returns ends when a lock is lost.
+// The context it returns ends when a lock is lost too. The locks are kept until
+// they are given back, also after the caller gave up.
 func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
+	locked, lost := context.WithCancelCause(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithCancelCause(ctx)
+	context.AfterFunc(locked, func() { cancel(context.Cause(locked)) })
+	r.locked = locked
 	unlock := func() error {
-		cancel(nil)
+		lost(nil)
 		var err error
 		for _, t := range r.targets {
 			if t.lock != nil {
@@ -235,7 +240,7 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 		}
 		t.lock = k
 		r.targets = append(r.targets, t)
-		go k.keep(ctx, func(err error) { cancel(err) })
+		go k.keep(locked, lost)
 	}
 	return ctx, unlock, nil
 }

@@ -577,6 +577,64 @@ func TestLostLockWritesNothing(t *testing.T) {
 	m.complete(address, recent, "1.0", "1", "latest")
 }
 
+// TestTakingBack denies the last channel. What was moved is taken back though the
+// caller gives up at that moment, but not when the machine is suspended then, in
+// the middle of a write: others may have released before it would arrive.
+func TestTakingBack(t *testing.T) {
+	for _, suspended := range []bool{false, true} {
+		t.Run(fmt.Sprintf("suspended %v", suspended), func(t *testing.T) {
+			var now clock
+			now.t = time.Now()
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			var armed, denied atomic.Bool
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				latest := func(repo string) bool {
+					return armed.Load() && r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/"+repo+"/manifests/latest")
+				}
+				switch {
+				case latest("loomcycle-release"):
+					denied.Store(true)
+					giveUp()
+					return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+				case suspended && denied.Load() && latest("loomcycle"):
+					_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client leave
+					now.add(time.Hour)
+					select {
+					case <-r.Context().Done():
+					case <-time.After(20 * time.Second):
+						t.Error("a write was waited for without the lock")
+					}
+					return registrytest.Answer(503, "")
+				}
+				return nil
+			})
+			m := newMaker(t, address)
+			old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+			if err := Publish(t.Context(), m.options(old)); err != nil {
+				t.Fatal(err)
+			}
+			armed.Store(true)
+			o := m.options(recent)
+			o.Now = now.now
+			err := Publish(ctx, o)
+			if err == nil || errors.Is(err, errLost) != suspended || strings.Contains(err.Error(), "-abort 1.0.1") != suspended {
+				t.Errorf("it gave %v", err)
+			}
+			if !suspended {
+				m.complete(address, old, "1.0", "1", "latest")
+			} else if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.0.1"] {
+				t.Errorf("a channel was written without the lock: %v", tags)
+			}
+			armed.Store(false)
+			if err := Publish(t.Context(), m.options(recent)); err != nil {
+				t.Fatal(err)
+			}
+			m.complete(address, recent, "1.0", "1", "latest")
+		})
+	}
+}
+
 func TestRollback(t *testing.T) {
 	address := registrytest.Start(t, registrytest.Referrers)
 	m := newMaker(t, address)
