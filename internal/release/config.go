@@ -167,6 +167,9 @@ func ParseVersion(s string) (Version, error) {
 func (v Version) sem() string      { return "v" + string(v) }
 func (v Version) prerelease() bool { return semver.Prerelease(v.sem()) != "" }
 
+// newer tells whether a is; any version is newer than none.
+func newer(a, b Version) bool { return semver.Compare(a.sem(), b.sem()) > 0 }
+
 func (v Version) expand(tag string) string {
 	major := semver.Major(v.sem())[1:]
 	minor := strings.TrimPrefix(semver.MajorMinor(v.sem())[1:], major+".")
@@ -193,7 +196,7 @@ func (c *Config) ChannelTags(v Version, released []Version) []string {
 		newest := true
 		for _, r := range released {
 			counts := (!r.prerelease() || ch.Prereleases) && ch.same(v, r)
-			newest = newest && !(counts && semver.Compare(r.sem(), v.sem()) > 0)
+			newest = newest && !(counts && newer(r, v))
 		}
 		if newest {
 			tags = append(tags, v.expand(ch.Tag))

@@ -30,6 +30,7 @@ const (
 	lockType  = "application/vnd.loomcycle.lock.v1+json"
 	claimTag  = "lock-"
 	removeTag = "unlock-"
+	backTag   = "rollback-" // CHANNEL-VERSION: the channel was rolled back from that version
 	holder    = "com.loomcycle.lock.holder"
 )
 

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/mod/semver"
 
 	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
@@ -135,7 +135,8 @@ func (r *run) tag(ctx context.Context, t *target, repository, tag, digest string
 }
 
 // channels plans the moves of this version's channels in every registry, given
-// the versions that were released there.
+// the versions that were released there. A channel that was rolled back waits for
+// a newer version: running an old release again must not bring back what was bad.
 func (r *run) channels(ctx context.Context) ([]move, error) {
 	all, err := r.contents()
 	if err != nil {
@@ -152,7 +153,15 @@ func (r *run) channels(ctx context.Context) ([]move, error) {
 			r.Notice("%s never moves a tag: the channels %v are skipped there", t.Address, tags)
 			continue
 		}
+		marks, err := t.client.Tags(ctx, r.Config.Locks)
+		if err != nil {
+			return nil, err
+		}
 		for _, tag := range tags {
+			if from := rolledBack(marks, tag); from != "" && !newer(r.version, from) {
+				r.Notice("%s: the channel %s was rolled back from %s and stays where it is, for %s is no newer; release:rollback moves it", t.Address, tag, from, r.version)
+				continue
+			}
 			for _, p := range all {
 				m, err := r.plan(ctx, t, p, tag)
 				if err != nil {
@@ -194,7 +203,7 @@ func (r *run) released(ctx context.Context, t *target) ([]Version, error) {
 		if err != nil || string(v) != tag {
 			continue
 		}
-		if semver.Compare(v.sem(), r.version.sem()) > 0 {
+		if newer(v, r.version) {
 			_, absent, err := t.client.Digest(ctx, r.Config.Releases, tag)
 			if err != nil {
 				return nil, err
@@ -206,6 +215,35 @@ func (r *run) released(ctx context.Context, t *target) ([]Version, error) {
 		all = append(all, v)
 	}
 	return all, nil
+}
+
+// rolledBack is the newest version that a channel was rolled back from, or none.
+func rolledBack(marks []string, channel string) (from Version) {
+	for _, m := range marks {
+		text, found := strings.CutPrefix(m, backTag+channel+"-")
+		if v, err := ParseVersion(text); found && err == nil && newer(v, from) {
+			from = v
+		}
+	}
+	return from
+}
+
+// mark notes that a channel is taken from newer versions, where there are any.
+func (r *run) mark(ctx context.Context, t *target, channel string) error {
+	all, err := r.released(ctx, t)
+	if err != nil {
+		return err
+	}
+	from := r.version
+	for _, v := range all {
+		if newer(v, from) && r.Config.Channel(channel, v) == nil {
+			from = v
+		}
+	}
+	if from == r.version {
+		return nil
+	}
+	return t.lock.put(ctx, backTag+channel+"-"+string(from))
 }
 
 func (r *run) target(address string) (*target, error) {
@@ -268,7 +306,8 @@ func Abort(ctx context.Context, o Options, v Version) (err error) {
 }
 
 // Rollback points a channel to a version that was released before, for all
-// images in all registries or none. The version is verified first.
+// images in all registries or none. The version is verified first. The channel
+// stays until a version is released that is newer than all that it was taken from.
 func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 	if err := o.Config.Channel(channel, v); err != nil {
 		return err
@@ -310,6 +349,14 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 		}
 		if err := r.journal.save(); err != nil {
 			return err
+		}
+		for _, t := range r.targets {
+			if t.ImmutableTags {
+				continue
+			}
+			if err := r.mark(ctx, t, channel); err != nil {
+				return fmt.Errorf("no channel was moved: %w", err)
+			}
 		}
 		if err := r.move(ctx, moves); err != nil {
 			return err

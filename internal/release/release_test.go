@@ -605,7 +605,7 @@ func TestTakingBack(t *testing.T) {
 					case <-time.After(20 * time.Second):
 						t.Error("a write was waited for without the lock")
 					}
-					return registrytest.Answer(503, "")
+					return registrytest.Answer(403, "")
 				}
 				return nil
 			})
@@ -656,6 +656,33 @@ func TestRollback(t *testing.T) {
 	}
 	m.complete(address, old, "latest")
 	m.complete(address, recent, "1.0", "1")
+	// The newer version's job runs again, elsewhere.
+	again := m.options(recent)
+	again.State = t.TempDir()
+	var said bool
+	again.Notice = func(f string, a ...any) {
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "latest was rolled back from 1.0.1")
+	}
+	if err := Publish(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	if !said {
+		t.Error("no line says that the channel was rolled back")
+	}
+	m.complete(address, old, "latest")
+	m.complete(address, recent, "1.0", "1")
+	if err := Rollback(t.Context(), o, "latest", "1.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, recent, "1.0", "1", "latest")
+	if err := Rollback(t.Context(), o, "latest", "1.0.0"); err != nil {
+		t.Fatal(err)
+	}
+	next := m.dist(disttest.Small("1.0.2"))
+	if err := Publish(t.Context(), m.options(next)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, next, "1.0", "1", "latest")
 }
 
 func TestOnlyACommitIsReleased(t *testing.T) {
