@@ -330,6 +330,7 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 			if err := r.check(ctx, func(repository string) signing.Store { return t.store(repository) }); err != nil {
 				return err
 			}
+			r.sayLeft(ctx, t, channel)
 			all, err := r.contents()
 			if err != nil {
 				return err
@@ -364,6 +365,24 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 		r.done = true
 		return nil
 	})
+}
+
+// sayLeft names the images that keep a channel where it is, because the version
+// that it goes to has none of that name. What can't be read now is no hindrance.
+func (r *run) sayLeft(ctx context.Context, t *target, channel string) {
+	h, absent, err := t.client.Digest(ctx, r.Config.Releases, channel)
+	if err != nil || absent {
+		return
+	}
+	now, _, err := signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
+	if err != nil {
+		return
+	}
+	for _, i := range now.Images {
+		if _, err := r.release.Image(i.Name); err != nil {
+			r.Notice("%s:%s stays where it is: %s has no such image", t.store(r.Config.Repository(i.Name)).Name(), channel, r.version)
+		}
+	}
 }
 
 // with does something under the locks for a version that need not be in a dist folder.

@@ -196,6 +196,9 @@ func (t *target) store(repository string) signing.Repository {
 // The context it returns ends when a lock is lost too. The locks are kept until
 // they are given back, also after the caller gave up.
 func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
+	if err := r.journal.fits(r.Config.Registries); err != nil {
+		return nil, nil, err
+	}
 	locked, lost := context.WithCancelCause(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithCancelCause(ctx)
 	context.AfterFunc(locked, func() { cancel(context.Cause(locked)) })

@@ -125,8 +125,12 @@ func (m *maker) complete(address, folder string, channels ...string) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	tags := m.tags(address, repositories...)
-	c, err := registry.Open(m.t.Context(), address, repositories, registry.Options{})
+	repos := []string{"loomcycle-release"}
+	for _, i := range r.Images {
+		repos = append(repos, i.Name)
+	}
+	tags := m.tags(address, repos...)
+	c, err := registry.Open(m.t.Context(), address, repos, registry.Options{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -638,7 +642,9 @@ func TestTakingBack(t *testing.T) {
 func TestRollback(t *testing.T) {
 	address := registrytest.Start(t, registrytest.Referrers)
 	m := newMaker(t, address)
-	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+	more := disttest.Small("1.0.1")
+	more.Images["extra"] = []disttest.Layer{{Name: "extra", Size: 1000}}
+	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(more)
 	for _, folder := range []string{old, recent} {
 		if err := Publish(t.Context(), m.options(folder)); err != nil {
 			t.Fatal(err)
@@ -651,8 +657,13 @@ func TestRollback(t *testing.T) {
 	if err := Rollback(t.Context(), o, "latest", "0.9.0"); err == nil || !strings.Contains(err.Error(), "0.9.0") {
 		t.Errorf("rolled back to an unknown version: %v", err)
 	}
+	var notices strings.Builder
+	o.Notice = func(f string, a ...any) { fmt.Fprintf(&notices, f+"\n", a...) }
 	if err := Rollback(t.Context(), o, "latest", "1.0.0"); err != nil {
 		t.Fatal(err)
+	}
+	if want := address + "/extra:latest stays where it is: 1.0.0 has no such image\n"; !strings.Contains(notices.String(), want) {
+		t.Errorf("it said\n%swithout %s", &notices, want)
 	}
 	m.complete(address, old, "latest")
 	m.complete(address, recent, "1.0", "1")
@@ -916,6 +927,28 @@ func TestAbort(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(m.options("").State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
+}
+
+// TestForgottenRegistry is a second run that is not told of the first one's other registry.
+func TestForgottenRegistry(t *testing.T) {
+	a := registrytest.Start(t, registrytest.Referrers)
+	b, refuse := faulty(t)
+	m := newMaker(t, a, b)
+	refuse(one("/loomcycle/manifests/1.0.0"))
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err == nil {
+		t.Fatal("it was released")
+	}
+	refuse(none)
+	o := m.options(folder)
+	o.Config.Registries = o.Config.Registries[:1]
+	if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "also released to "+b) {
+		t.Errorf("it gave %v", err)
+	}
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(b, folder, "latest")
 }
 
 func TestJournalRemembers(t *testing.T) {
