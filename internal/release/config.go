@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -90,7 +91,39 @@ func Load(file string) (*Config, error) {
 		check(!strings.Contains(ch.Tag, "{version}") && tagText.MatchString(template.ReplaceAllString(ch.Tag, "1")), "channels: %q must be a tag without {version}", ch.Tag)
 		check(ch.Scope == "minor" || ch.Scope == "major" || ch.Scope == "all", "channels: %s: the scope is minor, major or all, not %q", ch.Tag, ch.Scope)
 	}
+	for image, r := range c.Repositories {
+		check(r != "", "repositories: %s goes nowhere; name its repository, or leave it out", image)
+	}
+	if err := c.apart(slices.Sorted(maps.Keys(c.Repositories))); err != nil {
+		wrong = append(wrong, fmt.Errorf("%s: %w", file, err))
+	}
 	return &c, errors.Join(wrong...)
+}
+
+// apart fails when two of the images, or one of them and what releases need for
+// themselves, would share a repository.
+func (c *Config) apart(images []string) error {
+	var wrong []error
+	taken := map[string]string{c.Releases: "releases", c.Locks: "locks"}
+	for _, i := range images {
+		r := c.Repository(i)
+		if other := taken[r]; other != "" {
+			wrong = append(wrong, fmt.Errorf("repositories: %s and %s would both go to %s; give each its own", other, i, r))
+		}
+		taken[r] = i
+	}
+	return errors.Join(wrong...)
+}
+
+// fits fails when the images of a build can't go where the configuration says,
+// or it names one that is not among them.
+func (c *Config) fits(images []string) error {
+	for _, i := range slices.Sorted(maps.Keys(c.Repositories)) {
+		if !slices.Contains(images, i) {
+			return fmt.Errorf("repositories: there is no image %s; the build has %s", i, strings.Join(images, ", "))
+		}
+	}
+	return c.apart(images)
 }
 
 // Resolve fills the addresses from the environment. It fails when a registry

@@ -80,6 +80,9 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 	if !commit.MatchString(r.release.Source.Commit) {
 		return fmt.Errorf("%s was built from the commit %q, which nobody can check out again; commit the changes and build it anew", o.Dist, r.release.Source.Commit)
 	}
+	if err := r.Config.fits(r.images()); err != nil {
+		return fmt.Errorf("the release configuration does not fit %s: %w", o.Dist, err)
+	}
 	if err := r.Step("check what is to be released", func() error { return r.checkLocal(ctx) }); err != nil {
 		return err
 	}
