@@ -171,7 +171,7 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 		if err := attach(ctx, src.store(p.repository), t.store(p.repository), p.digest, o.Trust); err != nil {
 			return err
 		}
-		if err := copyLegacy(ctx, src, t, p); err != nil {
+		if err := r.copyLegacy(ctx, src, t, p); err != nil {
 			return err
 		}
 	}
@@ -187,8 +187,9 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 	return err
 }
 
-// copyLegacy copies cosign's older signature and attestation tags where there are any.
-func copyLegacy(ctx context.Context, src, dst *target, p placed) error {
+// copyLegacy copies cosign's older signature and attestation tags where there are
+// any. One that the destination has may hold signatures of its owner, and stays.
+func (r *run) copyLegacy(ctx context.Context, src, dst *target, p placed) error {
 	all, err := subjects(ctx, src.store(p.repository), p.digest)
 	if err != nil {
 		return err
@@ -201,6 +202,14 @@ func copyLegacy(ctx context.Context, src, dst *target, p placed) error {
 				return err
 			}
 			if absent {
+				continue
+			}
+			if now, absent, err := dst.client.Digest(ctx, p.repository, tag); err != nil {
+				return err
+			} else if !absent {
+				if now != h {
+					r.Notice("%s:%s is there with other signatures and stays; to mirror %s delete it first", dst.store(p.repository).Name(), tag, h)
+				}
 				continue
 			}
 			if err := copyManifest(ctx, src.store(p.repository), dst.store(p.repository), h); err != nil {

@@ -977,11 +977,17 @@ func TestMirror(t *testing.T) {
 	if err := Publish(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
+	mirror := func() {
 		if err := Mirror(t.Context(), o, "1.0.0", Registry{Address: dst + "/airgap"}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	mirror()
+	// The mirror's owner signs too; what holds their signature stands here for any other manifest.
+	released := m.tags(dst+"/airgap", "toolbox")["toolbox:1.0.0"]
+	signature := released.Algorithm + "-" + released.Hex + ".sig"
+	m.retag(dst+"/airgap", "toolbox", signature, released)
+	mirror()
 	m.complete(dst+"/airgap", folder)
 	c, err := registry.Open(t.Context(), dst+"/airgap", repositories, registry.Options{})
 	if err != nil {
@@ -990,6 +996,9 @@ func TestMirror(t *testing.T) {
 	tags, err := c.Tags(t.Context(), "toolbox")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if now, _, err := c.Digest(t.Context(), "toolbox", signature); err != nil || now != released {
+		t.Errorf("the owner's signature was overwritten with %s, %v", now, err)
 	}
 	var legacy int
 	for _, tag := range tags {
