@@ -28,7 +28,6 @@ type Options struct {
 	Backoff     Backoff
 	Concurrency int  // blobs sent at once; 0 means 4
 	ReadOnly    bool // ask for pull scopes only
-	PlainHTTP   bool // no TLS; loopback never needs this
 	Log         func(format string, args ...any)
 }
 
@@ -59,11 +58,7 @@ type Stats struct {
 // registry does not answer or refuses the credentials.
 func Open(ctx context.Context, address string, repositories []string, o Options) (*Client, error) {
 	host, prefix, _ := strings.Cut(strings.TrimSuffix(address, "/"), "/")
-	opts := []name.Option{name.StrictValidation}
-	if o.PlainHTTP {
-		opts = append(opts, name.Insecure)
-	}
-	reg, err := name.NewRegistry(host, opts...)
+	reg, err := name.NewRegistry(host, name.StrictValidation)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a registry; write HOST[:PORT][/PREFIX]: %w", address, err)
 	}
@@ -111,12 +106,10 @@ func (c *Client) Address() string { return path.Join(c.registry.RegistryStr(), c
 // Repository is a repository of the registry, under its prefix.
 func (c *Client) Repository(repository string) (name.Repository, error) {
 	full := path.Join(c.prefix, repository)
-	// name.Repository parses its own text; a registry that was made insecure stays so.
 	r, err := name.NewRepository(c.registry.RegistryStr()+"/"+full, name.StrictValidation)
 	if err != nil {
 		return name.Repository{}, fmt.Errorf("%q is not a repository name: %w", full, err)
 	}
-	r.Registry = c.registry
 	return r, nil
 }
 

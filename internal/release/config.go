@@ -35,7 +35,6 @@ type Registry struct {
 	Optional         bool   `yaml:"optional"`
 	ImmutableTags    bool   `yaml:"immutableTags"`
 	LegacySignatures bool   `yaml:"legacySignatures"`
-	PlainHTTP        bool   `yaml:"plainHTTP"`
 	// Address is the variable's value, set by Resolve.
 	Address string `yaml:"-"`
 }

@@ -18,7 +18,7 @@ import (
 // reader opens a registry for reading.
 func (o Options) reader(ctx context.Context, reg Registry, images []string) (*target, error) {
 	ro := o.Registry
-	ro.PlainHTTP, ro.ReadOnly, ro.Log = reg.PlainHTTP, true, o.withDefaults().Notice
+	ro.ReadOnly, ro.Log = true, o.withDefaults().Notice
 	c, err := registry.Open(ctx, reg.Address, o.Config.all(images), ro)
 	return &target{Registry: reg, client: c}, err
 }
@@ -150,7 +150,7 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 		return err
 	}
 	ro := o.Registry
-	ro.PlainHTTP, ro.Log = dest.PlainHTTP, o.Notice
+	ro.Log = o.Notice
 	c, err := registry.Open(ctx, dest.Address, o.Config.all(r.images()), ro)
 	if err != nil {
 		return err

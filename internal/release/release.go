@@ -227,7 +227,7 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	slices.SortFunc(registries, func(a, b Registry) int { return bytes.Compare([]byte(a.Address), []byte(b.Address)) })
 	for _, reg := range registries {
 		o := r.Registry
-		o.PlainHTTP, o.Log = reg.PlainHTTP, r.Notice
+		o.Log = r.Notice
 		c, err := registry.Open(ctx, reg.Address, r.Config.all(r.images()), o)
 		if err != nil {
 			return nil, nil, errors.Join(err, unlock())

@@ -31,7 +31,7 @@ func init() {
 	commands["promote"] = command{"[-dist DIR] [-config FILE] [-wait TIME]: move the tags of a build that was pushed", publisher(release.Promote)}
 	commands["release-list"] = command{"[-config FILE]: what was released to each registry", runReleaseList}
 	commands["release-show"] = command{"[-config FILE] VERSION|CHANNEL: a release's images and SBOMs", runReleaseShow}
-	commands["release-mirror"] = command{"[-config FILE] [-plain-http] VERSION DEST: copy a release with its signatures to another registry", runReleaseMirror}
+	commands["release-mirror"] = command{"[-config FILE] VERSION DEST: copy a release with its signatures to another registry, HOST[:PORT][/PREFIX]", runReleaseMirror}
 	commands["release-rollback"] = command{"[-config FILE] CHANNEL VERSION: point a channel to an older version", runReleaseRollback}
 	commands["pins"] = command{"[-config FILE] [-out DIR] [-update DIR] VERSION|CHANNEL: write a release's images pinned by digest, or update a folder's pins in place", runPins}
 }
@@ -117,7 +117,6 @@ func trust(ctx context.Context, env environment) (*signing.Trust, error) {
 func runVerify(ctx context.Context, env environment, args []string) error {
 	flags := flag.NewFlagSet("verify", flag.ContinueOnError)
 	config := flags.String("config", "release.yaml", "the release configuration, which names the release repository")
-	plain := flags.Bool("plain-http", false, "no TLS")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func runVerify(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	host, image, tag, h, err := resolve(ctx, env, ref, c, *plain)
+	host, image, tag, h, err := resolve(ctx, env, ref, c)
 	if err != nil {
 		return err
 	}
@@ -238,7 +237,7 @@ func printChecked(env environment, checked []signing.Checked) {
 
 // resolve opens an image's registry and finds its digest and the tag that led to
 // it, if one did. The releases lie beside the image: below the same prefix.
-func resolve(ctx context.Context, env environment, ref string, config *release.Config, plain bool) (c *registry.Client, image, tag string, h v1.Hash, err error) {
+func resolve(ctx context.Context, env environment, ref string, config *release.Config) (c *registry.Client, image, tag string, h v1.Hash, err error) {
 	name, text, pinned := strings.Cut(ref, "@")
 	if slash := strings.LastIndex(name, "/"); slash >= 0 {
 		var after string
@@ -256,7 +255,7 @@ func resolve(ctx context.Context, env environment, ref string, config *release.C
 			return nil, "", "", h, fmt.Errorf("%q: %w", ref, err)
 		}
 	}
-	if c, err = registry.Open(ctx, address, []string{image, config.Releases}, registry.Options{ReadOnly: true, PlainHTTP: plain, Log: env.notice}); err != nil || pinned {
+	if c, err = registry.Open(ctx, address, []string{image, config.Releases}, registry.Options{ReadOnly: true, Log: env.notice}); err != nil || pinned {
 		return c, image, tag, h, err
 	}
 	h, absent, err := c.Digest(ctx, image, tag)
@@ -428,24 +427,15 @@ func runReleaseShow(ctx context.Context, env environment, args []string) error {
 }
 
 func runReleaseMirror(ctx context.Context, env environment, args []string) error {
-	flags := flag.NewFlagSet("release-mirror", flag.ContinueOnError)
-	plain := flags.Bool("plain-http", false, "the destination has no TLS")
-	open := publication(flags, env)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() != 2 {
-		return errors.New("release-mirror takes a VERSION and a DEST registry, HOST[:PORT][/PREFIX]")
-	}
-	v, err := release.ParseVersion(flags.Arg(0))
+	o, rest, err := parsed(ctx, env, "release-mirror", args, 2)
 	if err != nil {
 		return err
 	}
-	o, err := open(ctx)
+	v, err := release.ParseVersion(rest[0])
 	if err != nil {
 		return err
 	}
-	return release.Mirror(ctx, o, v, release.Registry{Address: strings.TrimSuffix(flags.Arg(1), "/"), PlainHTTP: *plain})
+	return release.Mirror(ctx, o, v, release.Registry{Address: strings.TrimSuffix(rest[1], "/")})
 }
 
 func runReleaseRollback(ctx context.Context, env environment, args []string) error {
