@@ -1,6 +1,7 @@
 package release
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -771,6 +773,38 @@ func TestRetaggedRelease(t *testing.T) {
 	}
 	if got := m.tags(address, repositories...); got["toolbox:latest"] != before["toolbox:latest"] {
 		t.Errorf("latest was moved to %s", got["toolbox:latest"])
+	}
+}
+
+// TestForeignBundles attaches what would fill a reader's memory.
+func TestForeignBundles(t *testing.T) {
+	m := newMaker(t, registrytest.Start(t, registrytest.Referrers))
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := registry.Open(t.Context(), m.addresses[0], []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	toolbox, h, err := c.Fetch(t.Context(), "toolbox", "1.0.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(3) {
+		a, err := signing.NewAttachment(v1.Descriptor{MediaType: toolbox.Type, Digest: h, Size: int64(len(toolbox.Raw))}, signing.SPDX, bytes.Repeat([]byte{i}, registry.MaxBlob/2))
+		if err == nil {
+			err = c.PushBlob(t.Context(), "toolbox", registry.Bytes(a.Bundle))
+		}
+		if err == nil {
+			err = c.PutManifest(t.Context(), "toolbox", registry.Bytes(a.Manifest).Digest.String(), registry.Manifest{Raw: a.Manifest, Type: types.OCIManifestSchema1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := signing.VerifyImage(t.Context(), signing.Repository{Client: c, Path: "toolbox"}, h, m.trust); err == nil || !strings.Contains(err.Error(), "delete what is foreign") {
+		t.Errorf("verify gave %v", err)
 	}
 }
 
