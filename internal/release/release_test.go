@@ -419,6 +419,12 @@ func TestLockExcludes(t *testing.T) {
 			if n := holders.Add(1); n != 1 {
 				t.Errorf("%d hold the lock", n)
 			}
+			// Long enough for all that wait to look.
+			for range 10 {
+				if _, err := c.Tags(t.Context(), "locks"); err != nil {
+					t.Error(err)
+				}
+			}
 			got.Add(1)
 			holders.Add(-1)
 			if err := k.withdraw(t.Context(), k.id); err != nil {
