@@ -53,7 +53,7 @@ func (r *run) states(ctx context.Context) ([]tagState, error) {
 				now, absent, err := t.client.Digest(ctx, p.repository, tag)
 				switch {
 				case err != nil:
-					wrong = append(wrong, err)
+					wrong = append(wrong, fmt.Errorf("%w; run again, and where it stays so have the tag removed from the registry's storage", err))
 				case !absent && now != p.digest:
 					wrong = append(wrong, fmt.Errorf("%s:%s already points to %s, not to %s: a version tag is never moved; release these images under a new version", t.store(p.repository).Name(), tag, now, p.digest))
 				}
