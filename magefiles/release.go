@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/magefile/mage/mg"
 
@@ -71,20 +70,9 @@ func (SMOKE) Pulled(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(text)) {
-		image, ref, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if !ok {
-			return fmt.Errorf("%s: the line %q is not IMAGE REFERENCE", file, line)
-		}
-		o := smoke.Options{Root: ".", Native: true, Out: os.Stdout, Log: os.Stderr, Images: []string{image}, Getenv: func(name string) string {
-			if name == "SMOKE_REF" {
-				return ref
-			}
-			return os.Getenv(name)
-		}}
-		if _, err := smoke.Run(ctx, o); err != nil {
-			return fmt.Errorf("%s: %w", ref, err)
-		}
+	o := smoke.Options{Root: ".", Native: true, Getenv: os.Getenv, Out: os.Stdout, Log: os.Stderr}
+	if err := smoke.Pulled(ctx, o, string(text)); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ type Input struct {
 	Now     string        `json:"now"` // RFC 3339, for the exceptions
 	Release *dist.Release `json:"release"`
 	Lock    *lock.Lock    `json:"lock"`
+	Modules []string      `json:"modules"` // lines of go.sum: path, version and h1
 	Images  []Image       `json:"images"`
 	// Signatures are what was verified; null before signing.
 	Signatures []Signature `json:"signatures"`

@@ -47,6 +47,7 @@ func TestCases(t *testing.T) {
 
 func TestLoadErrors(t *testing.T) {
 	head := "cases:\n  - name: one\n    title: A case of a test\n    images: [loomcycle]\n"
+	service := head + "    phases:\n      - name: p\n        service: {stop_within: 3s, "
 	for _, tc := range []struct {
 		name, text string
 		want       []string
@@ -67,7 +68,11 @@ func TestLoadErrors(t *testing.T) {
 		{"a field of a phase", head + "    phases:\n      - name: p\n        step: [{run: 'true'}]\n", []string{"cases/x.yaml:6", "case one phases 0", "step"}},
 		{"a field of a profile", "profiles:\n  odd:\n    container: {readonly: sometimes}\n", []string{"cases/x.yaml:3", "profiles odd container readonly", "want boolean"}},
 		{"a field beside the cases", "case: []\n", []string{"cases/x.yaml:1", "'case'"}},
-		{"outside of no service", head + "    steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]\n", []string{"cases/x.yaml: case one", "only a step of a service"}},
+		{"outside of no service", head + "    steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]\n", []string{"cases/x.yaml:5", "case one steps 0", "outside"}},
+		{"files of a service's step", service + "steps: [{probe: [uid], files: [{path: /x}]}]}\n", []string{"cases/x.yaml:7", "service steps 0", "'files' not allowed"}},
+		{"surroundings of a service's step", service + "ready: {run: 'true', env: {A: b}, only_env: [A], dir: /x, stdin: x}}\n", []string{"cases/x.yaml:7", "service ready", "'dir'", "'env'", "'only_env'", "'stdin'"}},
+		{"fixture of a service", service + "steps: [{probe: [uid]}]}\n        fixture: there\n", []string{"cases/x.yaml:6", "case one phases 0", "fixture"}},
+		{"fixture for services alone", strings.Replace(service, "    phases", "    fixture: there\n    phases", 1) + "steps: [{probe: [uid]}]}\n", []string{"case one", "a service gets no fixture"}},
 		{"outside without ports", head + "    phases:\n      - name: p\n        service: {ready: {probe: [uid]}, stop_within: 3s, steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]}\n", []string{"cases/x.yaml: case one", "ports: [N]"}},
 		{"outside at another port", head + "    container: {ports: [8080]}\n    phases:\n      - name: p\n        service: {ready: {probe: [uid]}, stop_within: 3s, steps: [{outside: true, probe: [http, GET, 'http://${80}/']}]}\n", []string{"cases/x.yaml: case one", "${80}", "[8080]"}},
 		{"no YAML", "cases: [", []string{"cases/x.yaml", "line 1"}},

@@ -95,10 +95,31 @@ func (r *runner) matrix() []*task {
 	return tasks
 }
 
-// findTargets are the variants of the dist folder, or of SMOKE_REF.
+// findTargets are the variants of the dist folder, or of references.
 func (r *runner) findTargets(ctx context.Context) ([]*target, error) {
-	if ref := r.Getenv("SMOKE_REF"); ref != "" {
-		return r.remoteTargets(ctx, ref)
+	if len(r.Refs) == 0 {
+		r.Refs = strings.Fields(r.Getenv("SMOKE_REF"))
+	}
+	if len(r.Refs) > 0 {
+		var all []*target
+		for _, ref := range r.Refs {
+			targets, err := r.remoteTargets(ctx, ref)
+			if err != nil {
+				return nil, err
+			}
+			for _, t := range targets {
+				if slices.ContainsFunc(all, func(o *target) bool { return o.Name == t.Name && o.Platform == t.Platform }) {
+					return nil, fmt.Errorf("two of %s are the image %s for %s: test one at a time", strings.Join(r.Refs, ", "), t.Name, t.Platform)
+				}
+			}
+			all = append(all, targets...)
+		}
+		for _, name := range r.Images {
+			if !slices.ContainsFunc(all, func(t *target) bool { return t.Name == name }) {
+				return nil, fmt.Errorf("none of %s is an image %s, by its title label", strings.Join(r.Refs, ", "), name)
+			}
+		}
+		return all, nil
 	}
 	release, err := dist.Read(r.Dist)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -148,6 +149,57 @@ func TestReference(t *testing.T) {
 			}
 		})
 	}
+	t.Run("pulled", func(t *testing.T) {
+		needPodman(t)
+		img := tiny(t, runtime.GOARCH, "pulled")
+		config, err := img.ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		config = config.DeepCopy()
+		config.Config.Labels["org.opencontainers.image.title"] = "loomcycle sandbox sidecar for a host engine"
+		if img, err = mutate.ConfigFile(img, config); err != nil {
+			t.Fatal(err)
+		}
+		second := mutate.IndexMediaType(mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}}), types.OCIImageIndex)
+		other := ref.Context().Tag("second")
+		if err := remote.WriteIndex(other, second, remote.WithContext(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		dist := t.TempDir()
+		env := map[string]string{"SMOKE_ENGINE": "podman", "SMOKE_CASES": "no-shell", "SMOKE_SLOW": "5", "LOOMCYCLE_CACHE": tinyCache(t)}
+		o := Options{Root: "..", Dist: dist, Native: true, Getenv: environment(env), Out: t.Output(), Log: t.Output()}
+		if err := Pulled(t.Context(), o, fmt.Sprintf("loomcycle %s\nloomcycle %[1]s\nloomcycle-builder-docker %[2]s\n", ref, other)); err != nil {
+			t.Fatal(err)
+		}
+		// Two of a registry are one matrix; the second registry has one of its own.
+		for name, want := range map[string][]string{"pulled-1": {"loomcycle", "loomcycle-builder-docker"}, "pulled-2": {"loomcycle"}} {
+			var rep Report
+			text, err := os.ReadFile(filepath.Join(dist, "smoke", name, "report.json"))
+			if err == nil {
+				err = json.Unmarshal(text, &rep)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, r := range rep.Results {
+				got = append(got, r.Image)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s has %v, want %v", name, got, want)
+			}
+		}
+		for text, want := range map[string]string{"loomcycle\n": "is not IMAGE REFERENCE", "loomcycle-toolbox " + ref.String(): "is an image loomcycle-toolbox"} {
+			if err := Pulled(t.Context(), o, text); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v", text, err)
+			}
+		}
+		env["SMOKE_REF"] = ref.String() + " " + ref.String()
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "one at a time") {
+			t.Errorf("an image twice: %v", err)
+		}
+	})
 	t.Run("no family", func(t *testing.T) {
 		stranger := imagetest.Image(t, v1.Config{Labels: map[string]string{"org.opencontainers.image.title": "stranger"}}, "amd64", nil)
 		other := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: stranger, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})

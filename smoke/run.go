@@ -28,6 +28,7 @@ type Options struct {
 	Root   string   // the checkout
 	Dist   string   // the build to test; SMOKE_DIST or Root/dist when empty
 	Images []string // names; all when empty
+	Refs   []string // indexes in registries, in place of Dist; those of SMOKE_REF when empty
 	// Native leaves out what only emulation could run.
 	Native bool
 	Getenv func(string) string
@@ -53,6 +54,33 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return report, err
 	}
 	return report, report.Err()
+}
+
+// Pulled tests images as they lie in registries: text has a line "IMAGE
+// REFERENCE" for each. One of each image makes a matrix, as of a build, with
+// its reports in a folder of its own; an image that is in a second registry
+// goes to a second one.
+func Pulled(ctx context.Context, o Options, text string) error {
+	var runs []Options
+	for line := range strings.Lines(text) {
+		image, ref, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			return fmt.Errorf("the line %q is not IMAGE REFERENCE", line)
+		}
+		n := slices.IndexFunc(runs, func(run Options) bool { return !slices.Contains(run.Images, image) })
+		if n < 0 {
+			n, runs = len(runs), append(runs, o)
+			dist := cmp.Or(o.Dist, o.Getenv("SMOKE_DIST"), filepath.Join(o.Root, "dist"))
+			runs[n].Reports = filepath.Join(dist, "smoke", fmt.Sprint("pulled-", n+1))
+		}
+		runs[n].Images, runs[n].Refs = append(runs[n].Images, image), append(runs[n].Refs, ref)
+	}
+	for _, run := range runs {
+		if _, err := Run(ctx, run); err != nil {
+			return fmt.Errorf("%s: %w", strings.Join(run.Refs, ", "), err)
+		}
+	}
+	return nil
 }
 
 type runner struct {
@@ -188,7 +216,11 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 
 // prepare makes what tasks with containers need, and close takes it away.
 func (r *runner) prepare(ctx context.Context, tasks []*task) (err error) {
-	if r.scratch, err = os.MkdirTemp("", "smoke-*"); err != nil {
+	tmp, err := buildkit.TempRoot(r.Getenv)
+	if err != nil {
+		return err
+	}
+	if r.scratch, err = os.MkdirTemp(tmp, "smoke-*"); err != nil {
 		return err
 	}
 	if err := os.Chmod(r.scratch, 0o755); err != nil { // containers' uids pass through it

@@ -48,7 +48,7 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	if out, err := host.Command(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 	}
-	b := bench{checkout: checkout, dir: dir, getenv: getenv, log: log}
+	b := bench{checkout: checkout, dir: dir, getenv: buildkit.WithoutCaches(getenv), log: log}
 
 	packages, err := b.packages(ctx)
 	if err != nil {
@@ -167,9 +167,6 @@ func (b *bench) daemon(ctx context.Context, name string) (*private, error) {
 		if err != nil {
 			return err
 		}
-		if ctx.Err() != nil { // the state goes with the folder
-			return d.Down(context.WithoutCancel(ctx))
-		}
 		return d.Remove(ctx)
 	}}, nil
 }
@@ -192,7 +189,7 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 	}
 	env := map[string]string{"GOCACHE": at("go-build"), "GOMODCACHE": at("go-mod"), "GOFLAGS": b.getenv("GOFLAGS") + " -modcacherw", "MAGEFILE_CACHE": at("mage"),
-		"LOOMCYCLE_CACHE": at("cache"), "BUILDKIT_HOST": "", "BUILDKIT_PROGRESS": "plain"}
+		"LOOMCYCLE_CACHE": at("cache"), "BUILDKIT_HOST": "", "BUILDKIT_PROGRESS": "plain", "CACHE_FROM": "", "CACHE_TO": ""}
 	getenv := func(name string) string {
 		if v, ok := env[name]; ok {
 			return v
@@ -227,12 +224,7 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	_, _ = io.Copy(io.Discard, out) // until it has ended
 	d, err := buildkit.NewDaemon(buildkit.Options{Getenv: getenv, Log: b.log, Root: at("checkout"), CacheDir: at("cache")})
 	if err == nil {
-		if outer.Err() != nil { // the state goes with the folder
-			err = d.Down(context.WithoutCancel(ctx))
-		} else {
-			err = d.Remove(outer)
-		}
-		err = errors.Join(err, buildkit.Discard(outer, at("")))
+		err = errors.Join(d.Remove(outer), buildkit.Discard(outer, at("")))
 	}
 	if took == 0 {
 		err = errors.Join(errors.New("a fresh checkout did not come as far as BuildKit"), lines.Err(), err)

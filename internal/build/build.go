@@ -71,6 +71,7 @@ type builder struct {
 // Run builds into the dist folder, which is replaced in one step when
 // everything is there, and not touched otherwise.
 func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
+	started := time.Now()
 	b, err := load(ctx, o)
 	if err != nil {
 		return nil, err
@@ -103,6 +104,13 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 	}
 	if size > 0 {
 		fmt.Fprintf(b.Log, "build: compressed %d MB of layers in %s\n", size/1e6, time.Since(start).Round(100*time.Millisecond))
+	}
+	made := dist.Made{Started: started.UTC(), Finished: time.Now().UTC(), Workers: map[string]string{}}
+	for _, platform := range b.Platform {
+		made.Workers[platform] = b.Builder.ForPlatform(platform).Arch()
+	}
+	for _, name := range b.Images {
+		stage.Made[name] = made
 	}
 	return b.publish(stage, variants)
 }

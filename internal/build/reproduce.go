@@ -14,8 +14,9 @@ import (
 )
 
 // Reproduce builds the commit twice and compares every digest. The builds
-// share nothing but the mirrors: each has its own BuildKit state, its own
-// checkout at a path of another length, and another degree of parallelism.
+// share nothing but the mirrors: each has its own BuildKit state, no remote
+// cache, its own checkout at a path of another length, and another degree of
+// parallelism. Both checkouts are made first: the commit may change meanwhile.
 func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 	tmp, err := buildkit.TempRoot(o.Getenv)
 	if err != nil {
@@ -26,18 +27,20 @@ func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
-	var results [2]*dist.Release
-	for i, side := range []struct {
-		checkout    string
+	sides := []struct {
+		root        string
 		parallelism int
-	}{{"a", 1}, {filepath.Join("somewhere", "else", "b"), 4}} {
-		root := filepath.Join(dir, side.checkout)
-		if out, err := host.Command(ctx, "git", "clone", "-q", "--no-hardlinks", o.Root, root).CombinedOutput(); err != nil {
+	}{{filepath.Join(dir, "a"), 1}, {filepath.Join(dir, "somewhere", "else", "b"), 4}}
+	for i, from := range []string{o.Root, sides[0].root} {
+		if out, err := host.Command(ctx, "git", "clone", "-q", "--no-hardlinks", from, sides[i].root).CombinedOutput(); err != nil {
 			return fmt.Errorf("cloning the checkout: %w\n%s", err, out)
 		}
+	}
+	o.Getenv = buildkit.WithoutCaches(o.Getenv)
+	var results [2]*dist.Release
+	for i, side := range sides {
 		fmt.Fprintf(w, "build %d of 2: an empty BuildKit that runs %d step(s) at a time\n", i+1, side.parallelism)
-		results[i], err = fromNothing(ctx, o, root, filepath.Join(dir, fmt.Sprint("cache-", i)), side.parallelism)
-		if err != nil {
+		if results[i], err = fromNothing(ctx, o, side.root, filepath.Join(dir, fmt.Sprint("cache-", i)), side.parallelism); err != nil {
 			return err
 		}
 	}
@@ -51,20 +54,12 @@ func fromNothing(ctx context.Context, o Options, root, cache string, parallelism
 		return nil, err
 	}
 	defer func() {
+		err = errors.Join(err, conn.Close())
 		daemon, derr := buildkit.NewDaemon(bk)
-		switch {
-		case derr != nil:
-		case ctx.Err() != nil: // the state goes with the folder
-			derr = daemon.Down(context.WithoutCancel(ctx))
-		default:
+		if derr == nil {
 			derr = daemon.Remove(ctx)
 		}
-		if cerr := conn.Close(); err == nil {
-			err = derr
-			if err == nil {
-				err = cerr
-			}
-		}
+		err = errors.Join(err, derr)
 	}()
 	o.Root, o.Builder, o.Dist = root, conn, ""
 	return Run(ctx, o)

@@ -12,6 +12,16 @@ import (
 
 type cacheEntries struct{ from, to []client.CacheOptionsEntry }
 
+// WithoutCaches hides the remote caches from a build that is to start from nothing.
+func WithoutCaches(getenv func(string) string) func(string) string {
+	return func(name string) string {
+		if name == "CACHE_FROM" || name == "CACHE_TO" {
+			return ""
+		}
+		return getenv(name)
+	}
+}
+
 // remoteCaches reads CACHE_FROM and CACHE_TO: entries in the syntax of buildctl
 // and buildx (type=registry,ref=...), separated by white space. Every job has a cache of
 // its own below the given one, since an export replaces what was there.

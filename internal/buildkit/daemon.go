@@ -450,9 +450,11 @@ func (d *Daemon) Down(ctx context.Context) error {
 	return nil
 }
 
-// Remove stops the daemon and deletes its state: the next one starts empty.
+// Remove stops the daemon and deletes its state: the next one starts empty. When
+// ctx is over it only stops it: the state takes seconds to delete, and goes with
+// the folder that holds it (Discard).
 func (d *Daemon) Remove(ctx context.Context) error {
-	if err := d.Down(ctx); err != nil {
+	if err := d.Down(context.WithoutCancel(ctx)); err != nil || ctx.Err() != nil {
 		return err
 	}
 	if err := d.removeState(); err != nil {

@@ -64,6 +64,13 @@ func TestCacheEntriesAreNarrowedToTheJob(t *testing.T) {
 	}
 }
 
+func TestWithoutCaches(t *testing.T) {
+	getenv := WithoutCaches(env(map[string]string{"CACHE_FROM": "type=local,src=/cache", "CACHE_TO": "type=local,dest=/cache", "HOME": "/home/u"}))
+	if e, err := remoteCaches(getenv, "x"); err != nil || len(e.from)+len(e.to) > 0 || getenv("HOME") != "/home/u" {
+		t.Errorf("%+v, %v, HOME=%s", e, err, getenv("HOME"))
+	}
+}
+
 func TestCachesAreCompressed(t *testing.T) {
 	for _, c := range []struct{ entry, compression, force string }{
 		{"type=registry,ref=registry.example/cache", "zstd", "true"},

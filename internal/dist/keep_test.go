@@ -57,6 +57,7 @@ func finish(s *Staging, from Source, img Image, index ocispec.Descriptor) (*Rele
 	r := &Release{SchemaVersion: 1, Version: "1.2.3", Source: from, LockDigest: digest.FromString("lock"),
 		Compression: s.compressor.Compression, Compressor: s.compressor.Version, Images: []Image{img}}
 	indexes := map[string]ocispec.Descriptor{img.Name: index}
+	s.Made[img.Name] = Made{Workers: map[string]string{"linux/amd64": img.Name}}
 	if err := s.Keep(r, indexes); err != nil {
 		return nil, err
 	}
@@ -103,6 +104,9 @@ func TestBuildsAtOnce(t *testing.T) {
 	for _, name := range names {
 		if _, err := r.Image(name); err != nil {
 			t.Error(err)
+		}
+		if made, err := ReadMade(final); err != nil || made[name].Workers["linux/amd64"] != name {
+			t.Errorf("%s was made by %+v, %v", name, made[name], err)
 		}
 	}
 	if err := Check(final); err != nil {

@@ -24,6 +24,8 @@ type Staging struct {
 	turn       *os.File // held while the final folder is read and replaced
 	compressor Compressor
 	layers     map[digest.Digest]ocispec.Descriptor // the compressed ones, by diff id
+	// Made has the images of this build; Keep adds those that it carries over.
+	Made map[string]Made
 }
 
 // Stage starts a dist folder beside the final one, with links to the blobs
@@ -38,7 +40,7 @@ func Stage(final string, c Compressor) (*Staging, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Staging{final: final, dir: dir, compressor: c, layers: map[digest.Digest]ocispec.Descriptor{}}
+	s := &Staging{final: final, dir: dir, compressor: c, layers: map[digest.Digest]ocispec.Descriptor{}, Made: map[string]Made{}}
 	if s.hold, err = hold(dir); err != nil {
 		return nil, errors.Join(err, s.Discard())
 	}
@@ -258,6 +260,10 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 	if err != nil {
 		return nil // there is no old dist, or none that can be read
 	}
+	made, err := ReadMade(s.final)
+	if err != nil {
+		return nil // nor is it known how its images were made
+	}
 	if !r.Source.exact() || old.Source != r.Source || old.Version != r.Version ||
 		old.Epoch != r.Epoch || old.LockDigest != r.LockDigest || old.Compression != r.Compression || old.Compressor != r.Compressor {
 		return nil
@@ -271,12 +277,13 @@ func (s *Staging) Keep(r *Release, indexes map[string]ocispec.Descriptor) error 
 			return fmt.Errorf("%s lacks the index of %s, which its release.json names: remove the folder and build the family: %w", s.final, img.Name, err)
 		}
 		r.Images = append(r.Images, img)
+		s.Made[img.Name] = made[img.Name]
 		indexes[img.Name] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: img.IndexDigest, Size: info.Size()}
 	}
 	return nil
 }
 
-// Publish writes the layout's index.json and release.json, drops the blobs
+// Publish writes the layout's index.json, release.json and build.json, drops the blobs
 // that nothing refers to, and puts the folder in the place of the old one in
 // one step.
 func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) error {
@@ -303,6 +310,9 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	if err := WriteMade(s.dir, s.Made); err != nil {
 		return err
 	}
 	return errors.Join(exchange(s.dir, s.final), s.yield())

@@ -80,9 +80,12 @@ type Change struct {
 // Update pins every reference to the images in the YAML and text files below a
 // folder, in place: only the values change, each on its line, so comments,
 // order and style stay. A reference is known by the last part of its
-// repository; its registry stays, because a mirror has the same digests.
-func Update(folder string, pins []Pin) ([]Change, error) {
+// repository; its registry stays, because a mirror has the same digests. A
+// template that is no YAML is told to skipped. The error has every file that
+// could not be updated; the others are.
+func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, error) {
 	var all []Change
+	var failed []error
 	err := filepath.WalkDir(folder, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -105,8 +108,13 @@ func Update(folder string, pins []Pin) ([]Change, error) {
 			return err
 		}
 		text, changes, err := edit(old, pins)
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+		switch {
+		case err != nil && bytes.Contains(old, []byte("{{")): // a Helm chart's
+			skipped(file)
+			return nil
+		case err != nil:
+			failed = append(failed, fmt.Errorf("%s: %w", file, err))
+			return nil
 		}
 		if len(changes) == 0 {
 			return nil
@@ -125,7 +133,7 @@ func Update(folder string, pins []Pin) ([]Change, error) {
 		}
 		return os.Rename(tmp, file)
 	})
-	return all, err
+	return all, errors.Join(append(failed, err)...)
 }
 
 // find tells whose image a repository is.
@@ -138,13 +146,22 @@ func find(repository string, pins []Pin) (Pin, bool) {
 	return Pin{}, false
 }
 
-var reference = regexp.MustCompile(`^((?:[a-zA-Z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+?)(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?$`)
+var (
+	reference = regexp.MustCompile(`^((?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]+)?/)?[a-z0-9][a-z0-9._/-]*?)(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?$`)
+	word      = regexp.MustCompile(`[^\s='"]+`)
+)
 
-// pinned is a reference with the release's tag and digest.
-func pinned(ref string, pins []Pin) (string, bool) {
+// pinned is a reference with the release's tag and digest. In free text a
+// reference names its registry and a tag or digest, as anything less may be a
+// path, or a host and port.
+func pinned(ref string, text bool, pins []Pin) (string, bool) {
 	m := reference.FindStringSubmatch(ref)
 	if m == nil || m[2]+m[3] == "" && !strings.Contains(m[1], "/") {
 		return "", false // a bare word may be a service's name
+	}
+	host, _, _ := strings.Cut(m[1], "/")
+	if text && (host == m[1] || m[2]+m[3] == "" || !strings.ContainsAny(host, ".:") && host != "localhost") {
+		return "", false
 	}
 	p, ok := find(m[1], pins)
 	return m[1] + ":" + p.tag(), ok
@@ -157,12 +174,14 @@ func updateText(old []byte, pins []Pin) ([]byte, []Change, error) {
 		if strings.HasPrefix(strings.TrimSpace(l), "#") {
 			continue
 		}
-		for _, word := range strings.FieldsFunc(l, func(r rune) bool { return strings.ContainsRune(" \t\r\n='\"", r) }) {
-			if to, ok := pinned(word, pins); ok && to != word {
-				lines[i] = strings.Replace(lines[i], word, to, 1)
-				changes = append(changes, Change{"", i + 1, word, to})
+		lines[i] = word.ReplaceAllStringFunc(l, func(from string) string {
+			to, ok := pinned(from, true, pins)
+			if !ok || to == from {
+				return from
 			}
-		}
+			changes = append(changes, Change{"", i + 1, from, to})
+			return to
+		})
 	}
 	return []byte(strings.Join(lines, "")), changes, nil
 }
@@ -175,7 +194,7 @@ func updateYAML(old []byte, pins []Pin) ([]byte, []Change, error) {
 		if err := d.Decode(&doc); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, nil, fmt.Errorf("it is not YAML (a template is not updated): %w", err)
+			return nil, nil, fmt.Errorf("it is not YAML: %w", err)
 		}
 		walk(&doc, pins, &edits)
 	}
@@ -203,7 +222,7 @@ func walk(n *yaml.Node, pins []Pin, edits *[]edit) {
 		}
 		// A workload's or a service's image.
 		if f := fields["image"]; f != nil {
-			if to, ok := pinned(f.Value, pins); ok {
+			if to, ok := pinned(f.Value, false, pins); ok {
 				set("image", to)
 			}
 		}

@@ -1,6 +1,7 @@
 package pins
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -70,6 +71,11 @@ builder:
 `},
 		"kubernetes": {"pod.yaml", "spec:\n  containers:\n  - name: loomcycle\n    image: r.example/loomcycle:latest\n", "spec:\n  containers:\n  - name: loomcycle\n    image: r.example/loomcycle:1.2.3@" + digestA + "\n"},
 		"text":       {"images.env", "# r.example/loomcycle:1.0.0\nIMAGE=r.example/loomcycle:1.0.0\n", "# r.example/loomcycle:1.0.0\nIMAGE=r.example/loomcycle:1.2.3@" + digestA + "\n"},
+		"paths, hosts and bare names in text": {"app.env", "CONFIG_DIR=/srv/loomcycle\nDATA=./loomcycle:rw\nSRC=/srv/loomcycle:1.0.0\nSANDBOX=loomcycle-builder:9000\nURL=http://loomcycle:8787/x\nDOCS=docs.example/loomcycle\nTEAM=team/loomcycle:1.0.0\n",
+			"CONFIG_DIR=/srv/loomcycle\nDATA=./loomcycle:rw\nSRC=/srv/loomcycle:1.0.0\nSANDBOX=loomcycle-builder:9000\nURL=http://loomcycle:8787/x\nDOCS=docs.example/loomcycle\nTEAM=team/loomcycle:1.0.0\n"},
+		"text, twice on a line": {"pins.txt", "see x/r.example/loomcycle:1.0.0 r.example/loomcycle:1.0.0 localhost:5000/loomcycle:8\n",
+			"see x/r.example/loomcycle:1.0.0 r.example/loomcycle:1.2.3@" + digestA + " localhost:5000/loomcycle:1.2.3@" + digestA + "\n"},
+		"a path, not an image": {"compose.yaml", "services:\n  a:\n    image: /srv/loomcycle:1\n  b:\n    image: loomcycle:8\n", "services:\n  a:\n    image: /srv/loomcycle:1\n  b:\n    image: loomcycle:1.2.3@" + digestA + "\n"},
 		"nothing of ours": {"compose.yaml", "services:\n  loomcycle:\n    image: r.example/loomcycle-docs:1\n    build: loomcycle\n",
 			"services:\n  loomcycle:\n    image: r.example/loomcycle-docs:1\n    build: loomcycle\n"},
 	} {
@@ -79,7 +85,7 @@ builder:
 			if err := os.WriteFile(file, []byte(c.old), 0o640); err != nil {
 				t.Fatal(err)
 			}
-			changes, err := Update(folder, release)
+			changes, err := Update(folder, release, noTemplate(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,20 +96,41 @@ builder:
 			if (len(changes) > 0) != (c.old != c.want) {
 				t.Errorf("changes: %+v", changes)
 			}
-			if again, err := Update(folder, release); err != nil || len(again) != 0 {
+			if again, err := Update(folder, release, noTemplate(t)); err != nil || len(again) != 0 {
 				t.Errorf("a second time it changed %+v, %v", again, err)
 			}
 		})
 	}
 }
 
-func TestUpdateSaysWhatItCannotRead(t *testing.T) {
+func noTemplate(t *testing.T) func(string) {
+	return func(file string) { t.Errorf("%s was taken for a template", file) }
+}
+
+// TestUpdateGoesOn has a chart's template and a broken file before the others:
+// one is passed over, one is said, and the rest is updated.
+func TestUpdateGoesOn(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "chart.yaml"), []byte("a: {{ .Values.x }}\n b: [\n"), 0o644); err != nil {
-		t.Fatal(err)
+	for name, text := range map[string]string{
+		"templates/deployment.yaml": "a: {{ .Values.x }}\n b: [\n",
+		"broken.yaml":               "b: [\n",
+		"values.yaml":               "image: {repository: r.example/loomcycle, tag: 1.0.0}\n",
+	} {
+		file := filepath.Join(folder, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := Update(folder, release); err == nil || !strings.Contains(err.Error(), "chart.yaml") {
+	var skipped []string
+	changes, err := Update(folder, release, func(file string) { skipped = append(skipped, file) })
+	if err == nil || !strings.Contains(err.Error(), "broken.yaml") || strings.Contains(err.Error(), "templates") {
 		t.Errorf("got %v", err)
+	}
+	if len(skipped) != 1 || filepath.Base(skipped[0]) != "deployment.yaml" {
+		t.Errorf("skipped %v", skipped)
+	}
+	if len(changes) != 1 || filepath.Base(changes[0].File) != "values.yaml" {
+		t.Errorf("changed %+v", changes)
 	}
 }
 
@@ -143,7 +170,7 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if changes, err := Update(folder, release); err != nil || len(changes) != 0 {
+	if changes, err := Update(folder, release, noTemplate(t)); err != nil || len(changes) != 0 {
 		t.Errorf("what was just written changes: %+v, %v", changes, err)
 	}
 }

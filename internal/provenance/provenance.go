@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,6 @@ const PredicateType = "https://slsa.dev/provenance/v1"
 type Input struct {
 	Image, Platform  string
 	Digest           digest.Digest // of the manifest
-	Index            digest.Digest
 	Version          string
 	Repository       string // https URL
 	Commit           string // 40 hex digits, or with -dirty, or unknown
@@ -44,9 +44,11 @@ type Input struct {
 	Groups           []string // of the layers
 	Lock             *lock.Lock
 	LockDigest       digest.Digest
-	// Compiler is the architecture (Debian's name) whose locked Go toolchain
-	// compiled the programs.
-	Compiler string
+	// Worker is the architecture (Debian's name) of the node that built it.
+	Worker string
+	// Compiled says that it has programs which the worker's locked Go
+	// toolchain compiled.
+	Compiled bool
 	// Modules are the Go modules linked into the programs.
 	Modules []Module
 	Run     Run
@@ -65,10 +67,15 @@ type Run struct {
 	Internal          map[string]any
 }
 
-// FromEnvironment says what ran the build. On GitHub Actions the platform
-// makes the provenance's identity (its OIDC token signs it): build level 2.
-// Level 3 would need the signing out of the workflow's reach, which it is
-// not. Anywhere else the provenance is the builder's own word: level 1.
+// hosted are the builders that reach level 2, as policies/data.yaml has them:
+// workflows of github.com for a branch or a tag.
+var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/(tags|heads)/.+$`)
+
+// FromEnvironment says what ran the build. On a runner that GitHub hosts the
+// platform makes the provenance's identity (its OIDC token signs it): build
+// level 2. Level 3 would need the signing out of the workflow's reach, which
+// it is not. Anywhere else, or with a key that the workflow holds, the
+// provenance is the builder's own word: level 1.
 func FromEnvironment(getenv func(string) string, repository, invocation string) Run {
 	if getenv("GITHUB_ACTIONS") != "true" {
 		return Run{Builder: repository + "/builders/local", Invocation: invocation, Level: 1}
@@ -77,8 +84,11 @@ func FromEnvironment(getenv func(string) string, repository, invocation string) 
 	run := Run{
 		Builder:    server + "/" + getenv("GITHUB_WORKFLOW_REF"),
 		Invocation: fmt.Sprintf("%s/%s/actions/runs/%s/attempts/%s", server, getenv("GITHUB_REPOSITORY"), getenv("GITHUB_RUN_ID"), cmp.Or(getenv("GITHUB_RUN_ATTEMPT"), "1")),
-		Level:      2,
+		Level:      1,
 		Internal:   map[string]any{},
+	}
+	if getenv("RUNNER_ENVIRONMENT") == "github-hosted" && getenv("COSIGN_KEY") == "" && hosted.MatchString(run.Builder) {
+		run.Level = 2
 	}
 	for key, name := range map[string]string{
 		"event": "GITHUB_EVENT_NAME", "ref": "GITHUB_REF", "runner": "RUNNER_ENVIRONMENT", "repositoryId": "GITHUB_REPOSITORY_ID", "ownerId": "GITHUB_REPOSITORY_OWNER_ID",
@@ -117,7 +127,7 @@ func Statement(in Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	internal := map[string]any{"slsaBuildLevel": in.Run.Level, "lock": in.LockDigest.String(), "compiler": "linux/" + in.Compiler}
+	internal := map[string]any{"slsaBuildLevel": in.Run.Level, "lock": in.LockDigest.String(), "worker": "linux/" + in.Worker}
 	for k, v := range in.Run.Internal {
 		internal[k] = v
 	}
@@ -204,10 +214,12 @@ func sources(in Input) ([]*intoto.ResourceDescriptor, error) {
 			}
 		}
 	}
-	compiled := slices.Contains(in.Groups, "programs") && !strings.HasPrefix(in.Loomcycle, "bin:")
-	for _, a := range slices.Compact(slices.Sorted(slices.Values([]string{arch, in.Compiler}))) {
+	if _, ok := in.Lock.Go[in.Worker]; in.Compiled && !ok {
+		return nil, fmt.Errorf("it was built on the worker %q, for which the lock has no Go toolchain; build again", in.Worker)
+	}
+	for _, a := range slices.Compact(slices.Sorted(slices.Values([]string{arch, in.Worker}))) {
 		m, ok := in.Lock.Go[a]
-		if !ok || !(a == arch && slices.Contains(in.Groups, "go") || a == in.Compiler && compiled) {
+		if !ok || !(a == arch && slices.Contains(in.Groups, "go") || a == in.Worker && in.Compiled) {
 			continue
 		}
 		if err := add(purl.Go(m, a), m.SHA256, path.Base(m.Path)); err != nil {

@@ -3,12 +3,15 @@ package provenance_test
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/provenance"
@@ -28,7 +31,7 @@ func input(t *testing.T) provenance.Input {
 		Image: "loomcycle-toolbox", Platform: "linux/arm64", Digest: digest.FromString("manifest"), Version: "1.2.3",
 		Repository: "https://git.example/loomcycle-images", Commit: strings.Repeat("a", 40),
 		Epoch: 1700000000, Compression: "gzip", Groups: []string{"base", "go", "node", "files", "programs"},
-		Lock: &l, LockDigest: digest.FromBytes(text), Compiler: "amd64",
+		Lock: &l, LockDigest: digest.FromBytes(text), Worker: "amd64", Compiled: true,
 		Modules: []provenance.Module{{Path: "example.test/m", Version: "v1.0.0", H1: "h1:8Tl0rBb7KdISSdPkZBjlpZxsUBb+004GI/SM2XbmSqI="}},
 		Run:     provenance.FromEnvironment(func(string) string { return "" }, "https://git.example/loomcycle-images", "urn:uuid:1"),
 	}
@@ -108,7 +111,30 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 	github := map[string]string{
 		"GITHUB_ACTIONS": "true", "GITHUB_WORKFLOW_REF": "o/r/.github/workflows/release.yml@refs/tags/v1.2.3",
 		"GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "2", "GITHUB_REF": "refs/tags/v1.2.3", "GITHUB_TOKEN": "s3cret",
+		"RUNNER_ENVIRONMENT": "github-hosted",
 	}
+	with := func(name, value string) map[string]string {
+		env := maps.Clone(github)
+		env[name] = value
+		return env
+	}
+	const (
+		builder    = "https://github.com/o/r/.github/workflows/release.yml@refs/tags/v1.2.3"
+		invocation = "https://github.com/o/r/actions/runs/7/attempts/2"
+	)
+	var data struct {
+		Policy struct {
+			HostedBuilder string `yaml:"hosted_builder"`
+		}
+	}
+	text, err := os.ReadFile("../../policies/data.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	believed := regexp.MustCompile(data.Policy.HostedBuilder)
 	for _, c := range []struct {
 		name       string
 		env        map[string]string
@@ -117,7 +143,11 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		level      float64
 	}{
 		{"a laptop", nil, "https://git.example/loomcycle-images/builders/local", "urn:uuid:1", 1},
-		{"GitHub Actions", github, "https://github.com/o/r/.github/workflows/release.yml@refs/tags/v1.2.3", "https://github.com/o/r/actions/runs/7/attempts/2", 2},
+		{"GitHub Actions", github, builder, invocation, 2},
+		{"a runner of one's own", with("RUNNER_ENVIRONMENT", "self-hosted"), builder, invocation, 1},
+		{"a key in the workflow's hands", with("COSIGN_KEY", "cosign.key"), builder, invocation, 1},
+		{"a pull request", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/pull/7/merge"), "https://github.com/o/r/.github/workflows/ci.yml@refs/pull/7/merge", invocation, 1},
+		{"another GitHub", with("GITHUB_SERVER_URL", "https://github.example"), strings.Replace(builder, "github.com", "github.example", 1), strings.Replace(invocation, "github.com", "github.example", 1), 1},
 	} {
 		in := input(t)
 		in.Run = provenance.FromEnvironment(func(n string) string { return c.env[n] }, in.Repository, "urn:uuid:1")
@@ -126,6 +156,9 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		d := s.Predicate.RunDetails
 		if d.Builder.ID != c.builder || d.Metadata["invocationId"] != c.invocation || s.Predicate.BuildDefinition.InternalParameters["slsaBuildLevel"] != c.level {
 			t.Errorf("%s: builder %s, invocation %s, level %v", c.name, d.Builder.ID, d.Metadata["invocationId"], s.Predicate.BuildDefinition.InternalParameters["slsaBuildLevel"])
+		}
+		if c.level == 2 && !believed.MatchString(d.Builder.ID) {
+			t.Errorf("%s: the policy does not believe level 2 of %s", c.name, d.Builder.ID)
 		}
 		if d.Metadata["finishedOn"] != "2023-11-14T22:15:00Z" || d.Metadata["startedOn"] != "" {
 			t.Errorf("%s: times are %v", c.name, d.Metadata)
@@ -140,26 +173,21 @@ func TestSourceOfTheRuntime(t *testing.T) {
 	commit := strings.Repeat("b", 40)
 	for _, c := range []struct {
 		label, uri, digest string
-		modified, compiler bool
+		modified           bool
 	}{
-		{"", "", "", false, true},
-		{"git:https://git.example/loomcycle.git#" + commit, "git+https://git.example/loomcycle.git", commit, false, true},
-		{"dir:loomcycle#" + commit + "-dirty", "dir:loomcycle", commit, true, true},
-		{"bin:prebuilt", "bin:prebuilt", "", false, false},
+		{"", "", "", false},
+		{"git:https://git.example/loomcycle.git#" + commit, "git+https://git.example/loomcycle.git", commit, false},
+		{"dir:loomcycle#" + commit + "-dirty", "dir:loomcycle", commit, true},
+		{"bin:prebuilt", "bin:prebuilt", "", false},
 	} {
 		in := input(t)
 		in.Loomcycle, in.Groups = c.label, []string{"static", "programs"}
 		s, _ := parse(t, in)
 		var found *dependency
-		compiler := false
 		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
 			if d.Name == "loomcycle" {
 				found = &d
 			}
-			compiler = compiler || strings.HasPrefix(d.URI, "pkg:golang/golang.org/toolchain@")
-		}
-		if compiler != c.compiler {
-			t.Errorf("%q: the compiler is a dependency: %v", c.label, compiler)
 		}
 		if c.label == "" {
 			if found != nil {
@@ -170,6 +198,34 @@ func TestSourceOfTheRuntime(t *testing.T) {
 		if found == nil || found.URI != c.uri || found.Digest["gitCommit"] != c.digest || (found.Annotations["modified"] == true) != c.modified {
 			t.Errorf("%q: the source is %+v", c.label, found)
 		}
+	}
+}
+
+// The compiler is the toolchain of the node that built, of whatever
+// architecture, and none where nothing was compiled.
+func TestCompiler(t *testing.T) {
+	for _, c := range []struct {
+		worker   string
+		compiled bool
+		want     string // architecture of the toolchain
+	}{{"amd64", true, "amd64"}, {"arm64", true, "arm64"}, {"amd64", false, ""}} {
+		in := input(t)
+		in.Groups, in.Worker, in.Compiled = []string{"static", "programs"}, c.worker, c.compiled
+		s, _ := parse(t, in)
+		var got []string
+		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
+			if strings.HasPrefix(d.URI, "pkg:golang/golang.org/toolchain@") {
+				got = append(got, d.Digest["sha256"])
+			}
+		}
+		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || got[0] != in.Lock.Go[c.want].SHA256.Encoded()) {
+			t.Errorf("on %s, compiled %v: toolchains %v, want that of %q", c.worker, c.compiled, got, c.want)
+		}
+	}
+	in := input(t)
+	in.Worker = ""
+	if _, err := provenance.Statement(in); err == nil || !strings.Contains(err.Error(), "worker") {
+		t.Errorf("an unknown worker: %v", err)
 	}
 }
 

@@ -463,7 +463,8 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 }
 
 // Modules lists the Go modules that the project's programs in an image are
-// linked from, as path@version, sorted.
+// linked from, as path@version, sorted. A folder that replaces a module is
+// part of the program's own source and has no version.
 func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
 	var out []string
 	for _, f := range fsys.All() {
@@ -477,6 +478,9 @@ func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
 		for _, m := range info.Deps {
 			if m.Replace != nil {
 				m = m.Replace
+			}
+			if m.Version == "" || m.Version == "(devel)" {
+				continue
 			}
 			out = append(out, m.Path+"@"+m.Version)
 		}

@@ -41,6 +41,9 @@ type PackageFacts struct {
 	PURL     string   `json:"purl"`
 	Source   string   `json:"source,omitempty"` // Debian source package
 	Licences []string `json:"licences"`
+	// Alternatives are the choices that those of the licences leave which are
+	// compound expressions: lists of licences that hold together.
+	Alternatives map[string][][]string `json:"alternatives,omitempty"`
 	// Within names the component that a module is linked or bundled into.
 	Within     string        `json:"within,omitempty"`
 	WithinType string        `json:"withinType,omitempty"`
@@ -137,5 +140,13 @@ func (c *Catalog) packageFacts(p pkg.Package) PackageFacts {
 	}
 	slices.Sort(out.Licences)
 	out.Licences = slices.Compact(out.Licences)
+	for _, l := range out.Licences {
+		if choices := alternatives(l); choices != nil {
+			if out.Alternatives == nil {
+				out.Alternatives = map[string][][]string{}
+			}
+			out.Alternatives[l] = choices
+		}
+	}
 	return out
 }

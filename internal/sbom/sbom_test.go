@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // as dpkg does
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ import (
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdxlib"
 
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -362,7 +364,7 @@ func TestDocumentsOfABuild(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(files) == 0 {
-			t.Skip("there is no dist with SBOMs; go run mage.go dist makes one")
+			disttest.Missing(t, "no SBOMs in dist/sbom")
 		}
 		s, _ := officialSchema(t, format)
 		for _, file := range files {
@@ -374,6 +376,47 @@ func TestDocumentsOfABuild(t *testing.T) {
 				t.Errorf("%s: %.2000v", file, err)
 			}
 		}
+	}
+}
+
+// A runtime may replace a module by a folder of its own source, which no proxy has.
+func TestModules(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":       "module example.test/runtime\n\ngo 1.25\n\nrequire example.test/part v0.0.0\n\nreplace example.test/part => ./part\n",
+		"main.go":      "package main\n\nimport _ \"example.test/part\"\n\nfunc main() {}\n",
+		"part/go.mod":  "module example.test/part\n\ngo 1.25\n",
+		"part/part.go": "package part\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "build", "-o", "program", ".")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	program, err := os.ReadFile(filepath.Join(dir, "program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	components, err := sbom.DefaultComponents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := imagefs.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	fsys, err := store.Open(t.Context(), imagetest.Image(t, v1.Config{}, "arm64", []imagetest.Entry{imagetest.Program("usr/local/bin/loomcycle", string(program))}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := sbom.Modules(fsys, components); err != nil || len(got) > 0 {
+		t.Errorf("%v is to be downloaded, and is in no proxy (%v)", got, err)
 	}
 }
 

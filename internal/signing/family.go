@@ -79,7 +79,7 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 		if err := add(image.IndexDigest, Membership, member); err != nil {
 			return v1.Hash{}, err
 		}
-		var built []byte // how: the same run made all variants
+		var built []byte // by what: the same run made all variants
 		for _, v := range image.Platforms {
 			if err := add(v.Digest, Signature, nil); err != nil {
 				return v1.Hash{}, err
@@ -171,10 +171,13 @@ func indexProvenance(image dist.Image, variant []byte) ([]byte, error) {
 	if external, ok := build["externalParameters"].(map[string]any); ok {
 		delete(external, "platform")
 	}
+	if internal, ok := build["internalParameters"].(map[string]any); ok {
+		delete(internal, "worker") // each variant has its own
+	}
 	var made []any
 	all, _ := build["resolvedDependencies"].([]any)
 	for _, a := range all {
-		if of, _ := a.(map[string]any); of["name"] == "source" {
+		if of, _ := a.(map[string]any); of["name"] == "source" || of["name"] == "loomcycle" {
 			made = append(made, a)
 		}
 	}

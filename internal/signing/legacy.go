@@ -3,6 +3,7 @@ package signing
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,6 +18,8 @@ import (
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/sign"
 	"github.com/sigstore/cosign/v2/pkg/oci"
 	ociremote "github.com/sigstore/cosign/v2/pkg/oci/remote"
+	"github.com/sigstore/sigstore/pkg/signature/dsse"
+	"github.com/sigstore/sigstore/pkg/signature/payload"
 
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 )
@@ -24,15 +27,16 @@ import (
 // Legacy also signs a digest in cosign's older tag scheme (sha256-HEX.sig and
 // .att), for clients that know no bundles: podman, CRI-O, skopeo, older cosign.
 // These signatures name the repository, so they are made per registry, by
-// cosign's own commands. What a repository has already is left as it is, type by
-// type: a run that was killed between two attestations is finished by the next.
+// cosign's own commands. What this signer has put there already is left as it is,
+// type by type: a run that was killed between two attestations is finished by the
+// next. What another put there is added to.
 func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository string, subject v1.Hash, bundles []Attachment) error {
 	repo, err := c.Repository(repository)
 	if err != nil {
 		return err
 	}
 	ref := repo.Digest(subject.String())
-	signed, attested, err := legacyState(ref, c.Remote(ctx))
+	signed, attested, err := s.legacyState(ref, c.Remote(ctx))
 	if err != nil {
 		return err
 	}
@@ -51,6 +55,11 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: log, Registry: reg}, []string{ref.String()})
 		if err != nil {
 			return fmt.Errorf("sign %s in the tag scheme: %w", ref, err)
+		}
+		if signed, _, err = s.legacyState(ref, c.Remote(ctx)); err != nil {
+			return err
+		} else if !signed {
+			return fmt.Errorf("the tag of the signatures of %s does not have the one that was just written: another writer replaced it; run the release again", ref)
 		}
 	}
 	for _, b := range bundles {
@@ -80,40 +89,85 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 	return nil
 }
 
-// legacyState tells what the tag scheme holds of a digest: whether there is a
-// signature, and the predicate types of the attestations.
-func legacyState(ref name.Digest, o []remote.Option) (signed bool, attested []string, err error) {
+// legacyState tells what the tag scheme holds of a digest by this signer:
+// whether there is a signature, and the predicate types of the attestations.
+func (s *Signer) legacyState(ref name.Digest, o []remote.Option) (signed bool, attested []string, err error) {
 	se := ociremote.SignedUnknown(ref, ociremote.WithRemoteOptions(o...))
-	get := func(list oci.Signatures, err error) ([]oci.Signature, error) {
-		if err != nil {
-			return nil, err
-		}
-		return list.Get()
+	sigs, err := se.Signatures()
+	var all []oci.Signature
+	if err == nil {
+		all, err = sigs.Get()
 	}
-	sigs, err := get(se.Signatures())
+	for _, a := range all {
+		if err == nil && !signed {
+			signed, err = s.signed(ref, a)
+		}
+	}
 	if err != nil {
 		return false, nil, fmt.Errorf("read the signatures of %s in the tag scheme: %w", ref, err)
 	}
-	atts, err := get(se.Attestations())
+	atts, err := se.Attestations()
+	if err == nil {
+		all, err = atts.Get()
+	}
+	for _, a := range all {
+		if err != nil {
+			break
+		}
+		var of string
+		if of, err = s.attested(ref, a); of != "" {
+			attested = append(attested, of)
+		}
+	}
 	if err != nil {
 		return false, nil, fmt.Errorf("read the attestations of %s in the tag scheme: %w", ref, err)
 	}
-	for _, a := range atts {
-		text, err := a.Payload()
-		var envelope struct{ Payload []byte } // DSSE
-		var st Statement
-		if err == nil {
-			err = json.Unmarshal(text, &envelope)
-		}
-		if err == nil {
-			err = json.Unmarshal(envelope.Payload, &st)
-		}
-		if err != nil {
-			return false, nil, fmt.Errorf("read the attestations of %s in the tag scheme: %w", ref, err)
-		}
-		attested = append(attested, st.PredicateType)
+	return signed, attested, nil
+}
+
+// signed tells whether a signature is this signer's, for the repository and
+// the digest. Keyless, where each has a key of its own, any with a certificate
+// counts.
+func (s *Signer) signed(ref name.Digest, a oci.Signature) (bool, error) {
+	text, err := a.Payload()
+	if err != nil {
+		return false, err
 	}
-	return len(sigs) > 0, attested, nil
+	if s.keypair == nil {
+		cert, err := a.Cert()
+		return cert != nil, err
+	}
+	encoded, err := a.Base64Signature()
+	if err != nil {
+		return false, err
+	}
+	var is payload.SimpleContainerImage
+	sig, derr := base64.StdEncoding.DecodeString(encoded)
+	return derr == nil && s.sv.VerifySignature(bytes.NewReader(sig), bytes.NewReader(text)) == nil && json.Unmarshal(text, &is) == nil &&
+		is.Critical.Image.DockerManifestDigest == ref.DigestStr() && is.Critical.Identity.DockerReference == ref.Context().Name(), nil
+}
+
+// attested is the predicate type of an attestation that is this signer's, of
+// the digest; else it is empty.
+func (s *Signer) attested(ref name.Digest, a oci.Signature) (string, error) {
+	text, err := a.Payload()
+	if err != nil {
+		return "", err
+	}
+	var envelope struct{ Payload []byte } // DSSE
+	var st Statement
+	if json.Unmarshal(text, &envelope) != nil || json.Unmarshal(envelope.Payload, &st) != nil {
+		return "", nil
+	}
+	if s.keypair == nil {
+		return st.PredicateType, nil
+	}
+	ours := dsse.WrapVerifier(s.sv).VerifySignature(bytes.NewReader(text), nil) == nil &&
+		slices.ContainsFunc(st.Subject, func(r Resource) bool { return "sha256:"+r.Digest["sha256"] == ref.DigestStr() })
+	if !ours {
+		return "", nil
+	}
+	return st.PredicateType, nil
 }
 
 func predicateOf(raw []byte) ([]byte, error) {

@@ -99,9 +99,7 @@ func (c Config) keyFile() (string, []byte, error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return "", nil, fmt.Errorf("make a throw-away key: %w", err)
 	}
-	public := strings.TrimSuffix(file, ".key") + ".pub"
-	// The public half first: whoever finds the private key finds both. The link
-	// fails when another process was faster, and then that one's key is used.
+	// The link fails when another process was faster, and then that one's key is used.
 	tmp := fmt.Sprintf("%s.%d", file, os.Getpid())
 	defer os.Remove(tmp)
 	if err := os.WriteFile(tmp, pair.PrivateBytes, 0o600); err != nil {
@@ -113,18 +111,34 @@ func (c Config) keyFile() (string, []byte, error) {
 	case err != nil:
 		return "", nil, fmt.Errorf("make a throw-away key: %w", err)
 	}
-	if err := os.WriteFile(public, pair.PublicBytes, 0o644); err != nil {
-		return "", nil, fmt.Errorf("make a throw-away key: %w", err)
-	}
 	c.notice("made a throw-away signing key %s: it proves only that this machine signed; set COSIGN_KEY to sign for others", file)
 	return file, nil, nil
+}
+
+// publish writes the throw-away key's public half where there is none: the run
+// that made the key may not have come to it.
+func (c Config) publish(k *keypair) error {
+	public := strings.TrimSuffix(c.throwaway(), ".key") + ".pub"
+	if _, err := os.Stat(public); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text, err := k.GetPublicKeyPem()
+	if err != nil {
+		return err
+	}
+	tmp := fmt.Sprintf("%s.%d", public, os.Getpid())
+	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, public)
 }
 
 // Signer signs in-toto statements.
 type Signer struct {
 	config  Config
 	keypair sign.Keypair // nil when keyless: each signature has a key of its own
-	file    string       // of the key, or its URI
+	sv      signature.Verifier
+	file    string // of the key, or its URI
 	// password opens the file.
 	password []byte
 	sigs     *root.SigningConfig
@@ -144,9 +158,14 @@ func Open(ctx context.Context, c Config) (*Signer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open the signing key %s (COSIGN_KEY, COSIGN_PASSWORD): %w", s.file, err)
 		}
-		if s.keypair, err = newKeypair(sv); err != nil {
+		k, err := newKeypair(sv)
+		if err == nil && c.Key == "" {
+			err = c.publish(k)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("signing key %s: %w", s.file, err)
 		}
+		s.keypair, s.sv = k, sv
 	}
 	if !c.Keyless && !c.Log {
 		return s, nil

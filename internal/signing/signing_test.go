@@ -232,6 +232,7 @@ func TestThrowAwayKey(t *testing.T) {
 	c := signing.FromEnv(func(string) string { return "" }, cache)
 	c.Notice = func(format string, args ...any) { notices = append(notices, fmt.Sprintf(format, args...)) }
 	var keys []string
+	public := filepath.Join(cache, "signing", "throw-away.pub")
 	for range 2 {
 		s, err := signing.Open(t.Context(), c)
 		if err != nil {
@@ -242,6 +243,13 @@ func TestThrowAwayKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		keys = append(keys, pem)
+		if text, err := os.ReadFile(public); err != nil || string(text) != pem {
+			t.Errorf("the public half is %q, %v, want %q", text, err, pem)
+		}
+		// As if the run had been killed before it was written.
+		if err := os.Remove(public); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if keys[0] != keys[1] {
 		t.Error("the second run made another key")
@@ -487,6 +495,14 @@ func TestTagSchemeIsFinished(t *testing.T) {
 	}
 	l, subject := signing.Layout(filepath.Join(folder, "oci")), hash(t, image.Platforms[0].Digest)
 	put(t, c, l, "toolbox", subject)
+	// A stranger was here first: what is another's is not taken for ours.
+	stranger, err := signing.Open(t.Context(), signing.FromEnv(func(string) string { return "" }, t.TempDir()))
+	if err == nil {
+		err = stranger.Legacy(t.Context(), c, "toolbox", subject, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	bundles, err := signing.Bundles(t.Context(), l, subject)
 	if err != nil || len(bundles) != len(signing.OnVariant) {
 		t.Fatalf("%d bundles, %v", len(bundles), err)
@@ -508,6 +524,12 @@ func TestTagSchemeIsFinished(t *testing.T) {
 			t.Errorf("%d bundles gave %d attestations, want %d (%v)", run.bundles, len(parsed.Layers), run.attested, err)
 		}
 		digests = append(digests, h)
+		if m, _, err = c.Fetch(t.Context(), "toolbox", subject.Algorithm+"-"+subject.Hex+".sig"); err != nil {
+			t.Fatal(err)
+		}
+		if parsed, err = v1.ParseManifest(bytes.NewReader(m.Raw)); err != nil || len(parsed.Layers) != 2 {
+			t.Errorf("%d signatures, want the stranger's and ours (%v)", len(parsed.Layers), err)
+		}
 	}
 	if digests[1] != digests[2] {
 		t.Error("a finished set of attestations was written again")
@@ -600,11 +622,11 @@ func builderPodman(t *testing.T) []string {
 	folder := filepath.Join("..", "..", "dist")
 	r, err := dist.Read(folder)
 	if err != nil {
-		t.Skipf("there is no build to take podman from (go run mage.go dist): %v", err)
+		disttest.Missing(t, err)
 	}
 	image, err := r.Image("loomcycle-builder")
 	if err != nil {
-		t.Skip(err)
+		disttest.Missing(t, err)
 	}
 	v, err := image.Variant("linux/" + runtime.GOARCH)
 	if err != nil {

@@ -104,7 +104,7 @@ violations contains v if {
 }
 
 # METADATA
-# title: Every index and variant is signed, and every attestation is attached to its variant.
+# title: Every index and variant is signed, and every attestation is attached to it.
 # description: A consumer's admission policy refuses what is not; better to know before the tag moves.
 # custom:
 #   id: signed
@@ -113,6 +113,13 @@ violations contains v if {
 	some digest in array.concat([image.indexDigest], [p.digest | some p in image.variants])
 	not verified(digest, "signature")
 	v := {"rule": "signed", "image": image.name, "subject": digest, "message": sprintf("%s has no verified signature", [digest])}
+}
+
+violations contains v if {
+	some image in input.images
+	some kind in data.policy.index_attestations
+	not verified(image.indexDigest, kind)
+	v := {"rule": "signed", "image": image.name, "subject": kind, "message": sprintf("the index %s has no verified attestation of type %s", [image.indexDigest, kind])}
 }
 
 violations contains v if {

@@ -43,6 +43,18 @@ violations contains v if {
 	v := violation("source-locked", at, p.name, sprintf("%s %s (%s) did not come from an archive of the lock", [p.name, p.version, p.type]))
 }
 
+violations contains v if {
+	some at in variants
+	some p in at.variant.facts.packages
+	p.type == "go-module"
+	p.within == data.policy.module
+	p.name != "stdlib"
+	not sprintf("%s %s %s", [p.name, p.version, object.get(p, "h1", "")]) in modules
+	v := violation("source-locked", at, p.name, sprintf("the Go module %s %s is linked in with a content that go.sum does not have", [p.name, p.version]))
+}
+
+modules := {m | some m in input.modules}
+
 locked_digests contains p.sha256 if some p in input.lock.debian[_]
 
 locked_digests contains p.sha256 if some p in input.lock.npm[_]
@@ -70,7 +82,7 @@ violations contains v if {
 	some p in at.variant.facts.packages
 	not debian_main(p)
 	some l in p.licences
-	not expression_allowed(l)
+	not licence_allowed(p, l)
 	v := violation("licence-allowed", at, p.name, sprintf("%s %s is under %s, which is not in the allow-list", [p.name, p.version, l]))
 }
 
@@ -78,8 +90,11 @@ violations contains v if {
 	some at in variants
 	some p in at.variant.facts.packages
 	some l in p.licences
-	some refused in data.policy.licences.refused
-	glob.match(refused, null, l)
+	every alternative in alternatives(p, l) {
+		some licence in alternative
+		some refused in data.policy.licences.refused
+		glob.match(refused, null, licence)
+	}
 	v := violation("licence-allowed", at, p.name, sprintf("%s %s is under %s, which this project refuses", [p.name, p.version, l]))
 }
 
@@ -90,11 +105,13 @@ debian_main(p) if regex.match(`^pool/(updates/)?main/`, main_paths[p.locked])
 
 main_paths[p.sha256] := p.path if some p in input.lock.debian[_]
 
-# An expression is allowed when one of its alternatives is, all parts of it.
-expression_allowed(l) if {
-	some alternative in split(trim(l, "()"), " OR ")
-	every part in split(trim(alternative, "() "), " AND ") {
-		licence := trim(part, "() ")
+# A licence is allowed when one of its alternatives is, all parts of it.
+licence_allowed(p, l) if {
+	some alternative in alternatives(p, l)
+	every licence in alternative {
 		object.get(data.policy.licences.aliases, licence, licence) in data.policy.licences.allowed
 	}
 }
+
+# What is no compound expression is the only alternative to itself.
+alternatives(p, l) := object.get(object.get(p, "alternatives", {}), l, [[l]])

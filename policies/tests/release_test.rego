@@ -62,8 +62,9 @@ variant(name, title, user, arch, n) := {
 		"packages": [
 			{"name": "passwd", "version": "1:4.17", "type": "deb", "licences": ["GPL-2.0-or-later", "permissive"], "locked": sprintf("sha256:d%d", [n])},
 			{"name": "npm", "version": "12", "type": "npm", "licences": ["Artistic-2.0"], "locked": "sha256:n1"},
-			{"name": "bundled", "version": "1", "type": "npm", "licences": ["(MIT OR GPL-3.0-only)"], "within": "npm", "withinType": "npm"},
+			{"name": "bundled", "version": "1", "type": "npm", "licences": ["(MIT OR GPL-3.0-only)"], "alternatives": {"(MIT OR GPL-3.0-only)": [["MIT"], ["GPL-3.0-only"]]}, "within": "npm", "withinType": "npm"},
 			{"name": "stdlib", "version": "1.27", "type": "go-module", "licences": [], "within": "passwd", "withinType": "deb"},
+			{"name": "example.test/m", "version": "v1.0.0", "type": "go-module", "licences": ["MIT"], "within": data.policy.module, "withinType": "go-module", "h1": "h1:m"},
 		],
 		"special": [
 			{"path": "tmp", "type": "directory", "mode": "1777", "uid": 0, "gid": 0, "sticky": true, "worldWritable": true},
@@ -88,6 +89,7 @@ good := {
 	"now": "2030-01-02T03:04:05Z",
 	"release": {"version": "1.2.3", "source": {"repository": "https://git.example/images", "commit": commit}},
 	"lock": lock,
+	"modules": ["example.test/m v1.0.0 h1:m"],
 	"images": [image("loomcycle-toolbox", "65532:65532"), image("loomcycle-builder", "0:0")],
 	"signatures": null,
 }
@@ -170,13 +172,24 @@ test_source_locked if {
 	broken(set(facts("/extra/-"), "libx 1 (amd64)")) == {"source-locked"}
 	broken(set(facts("/packages/1/locked"), "sha256:other")) == {"source-locked"}
 	"source-locked" in broken([{"op": "remove", "path": facts("/packages/0/locked")}])
+	broken(set(facts("/packages/4/h1"), "h1:other")) == {"source-locked"}
+	broken([{"op": "remove", "path": facts("/packages/4/h1")}]) == {"source-locked"}
+	broken(array.concat(set(facts("/packages/4/h1"), "h1:other"), set(facts("/packages/4/within"), "git.example/loomcycle"))) == set()
 }
+
+compound(package_, licence, alternatives) := array.concat(
+	set(facts(sprintf("/packages/%d/licences", [package_])), [licence]),
+	set(facts(sprintf("/packages/%d/alternatives", [package_])), {licence: alternatives}),
+)
 
 test_licence_allowed if {
 	broken(set(facts("/packages/1/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), ["Proprietary"])) == {"licence-allowed"}
-	broken(set(facts("/packages/2/licences"), ["MIT AND Proprietary"])) == {"licence-allowed"}
-	broken(set(facts("/packages/2/licences"), ["(MIT AND ISC) OR Proprietary"])) == set()
+	broken(compound(2, "MIT AND Proprietary", [["MIT", "Proprietary"]])) == {"licence-allowed"}
+	broken(compound(2, "Proprietary AND (GPL-3.0-only OR MIT)", [["Proprietary", "GPL-3.0-only"], ["Proprietary", "MIT"]])) == {"licence-allowed"}
+	broken(compound(2, "(MIT AND ISC) OR Proprietary", [["MIT", "ISC"], ["Proprietary"]])) == set()
+	broken(compound(0, "MIT AND AGPL-3.0-only", [["MIT", "AGPL-3.0-only"]])) == {"licence-allowed"}
+	broken(compound(0, "MIT OR AGPL-3.0-only", [["MIT"], ["AGPL-3.0-only"]])) == set()
 	broken(set(facts("/packages/0/licences"), ["AGPL-3.0-only"])) == {"licence-allowed"}
 	broken(set("/lock/debian/amd64/0/path", "pool/updates/main/x.deb")) == set()
 	broken(set(facts("/packages/1/licences"), ["Apache 2.0"])) == set()
@@ -238,8 +251,9 @@ test_release_true if {
 
 signatures := [{"digest": d, "kind": kind, "by": "key", "verified": true} |
 	some i in good.images
-	some d in array.concat([i.indexDigest], [v.digest | some v in i.variants])
-	some kind in array.concat(["signature"], data.policy.attestations)
+	some at in array.concat([{"digest": i.indexDigest, "kinds": data.policy.index_attestations}], [{"digest": v.digest, "kinds": data.policy.attestations} | some v in i.variants])
+	d := at.digest
+	some kind in array.concat(["signature"], at.kinds)
 ]
 
 test_signed if {
@@ -247,6 +261,9 @@ test_signed if {
 	broken(set("/signatures", [])) == {"signed"}
 	broken(set("/signatures", [s | some s in signatures; s.kind != "signature"])) == {"signed"}
 	broken(set("/signatures", [s | some s in signatures; s.kind != "https://spdx.dev/Document"])) == {"signed"}
+	every kind in data.policy.index_attestations {
+		broken(set("/signatures", [s | some s in signatures; [s.digest, s.kind] != ["sha256:loomcycle-builder", kind]])) == {"signed"}
+	}
 	broken(set("/signatures", [object.union(s, {"verified": false}) | some s in signatures])) == {"signed"}
 }
 

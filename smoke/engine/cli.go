@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,6 +65,9 @@ func Podman(ctx context.Context, cache string, log io.Writer) (Engine, error) {
 		}
 	}
 	storage, runroot := Storage(cache)
+	if err := private(runroot); err != nil {
+		return nil, errors.Join(err, lock.Unlock())
+	}
 	e := &cli{program: "podman", lock: lock,
 		global: []string{"--root", storage, "--runroot", runroot, "--tmpdir", filepath.Join(runroot, "tmp"), "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=none"}}
 	// crun refuses the hybrid of cgroup v1 and v2; runc does not.
@@ -85,6 +89,22 @@ func Storage(cache string) (root, run string) {
 		run = filepath.Join("/tmp", filepath.Base(run))
 	}
 	return filepath.Join(dir, "storage"), run
+}
+
+// private makes a folder that is this user's alone. Its name in /tmp is known
+// to all, so one that somebody else put there is refused.
+func private(dir string) error {
+	if err := os.Mkdir(dir, 0o700); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("podman's run root %s is not a folder that you alone can write to (%s): remove it, or set TMPDIR to a folder of yours", dir, info.Mode())
+	}
+	return os.Chmod(dir, 0o700)
 }
 
 // Docker is the docker engine that the docker command reaches.

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -283,5 +284,36 @@ func TestBuildKitCan(t *testing.T) {
 	}
 	if err := b.Can(&Container{Args: args, ReadOnly: true, NoNetwork: true, User: "7", Mounts: []Mount{{Path: "/x", Host: "/tmp", ReadOnly: true}, {Path: "/tmp", Tmpfs: "01777"}}}); err != nil {
 		t.Error(err)
+	}
+}
+
+// The run root's name is known to all, so it may have been made by another.
+func TestPrivate(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(dir string) error
+		ok   bool
+	}{
+		{"none", func(string) error { return nil }, true},
+		{"ours", func(dir string) error { return os.Mkdir(dir, 0o755) }, true},
+		{"ours, open to all", func(dir string) error { return errors.Join(os.Mkdir(dir, 0o755), os.Chmod(dir, 0o777)) }, false},
+		{"a link", func(dir string) error { return os.Symlink(t.TempDir(), dir) }, false},
+		{"a file", func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, false},
+		{"another's", func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65534, 65534)) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			if err := c.make(dir); errors.Is(err, os.ErrPermission) {
+				t.Skip("giving a folder away takes root")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if err := private(dir); (err == nil) != c.ok {
+				t.Fatalf("error is %v", err)
+			}
+			if info, err := os.Stat(dir); c.ok && (err != nil || info.Mode().Perm() != 0o700) {
+				t.Errorf("%v, %v", info.Mode(), err)
+			}
+		})
 	}
 }

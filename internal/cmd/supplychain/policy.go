@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/docker/go-units"
@@ -95,6 +97,11 @@ func (b *build) policyInput(now time.Time) (policies.Input, error) {
 	if err != nil {
 		return in, err
 	}
+	sums, err := os.ReadFile(filepath.Join(b.root, "go.sum"))
+	if err != nil {
+		return in, fmt.Errorf("read what the modules of our programs are compared with: %w", err)
+	}
+	in.Modules = strings.Split(strings.TrimSpace(string(sums)), "\n")
 	for _, image := range b.release.Images {
 		definition, err := family.Image(image.Name)
 		if err != nil {

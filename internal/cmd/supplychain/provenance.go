@@ -5,26 +5,25 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"runtime"
+	"os"
 	"slices"
-	"time"
+	"strings"
 
 	"github.com/google/uuid"
 
+	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/provenance"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
 )
 
 func init() {
-	commands["provenance"] = command{"[-dist DIR] [-started TIME]: write the SLSA provenance of every variant to dist/provenance", runProvenance}
+	commands["provenance"] = command{"[-dist DIR]: write the SLSA provenance of every variant to dist/provenance", runProvenance}
 }
 
 func runProvenance(_ context.Context, env environment, args []string) error {
 	flags := flag.NewFlagSet("provenance", flag.ContinueOnError)
 	open := buildFlags(flags)
-	started := flags.String("started", "", "when the build started, RFC 3339")
-	compiler := flags.String("compiler", runtime.GOARCH, "the architecture whose Go toolchain compiled the programs")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -32,17 +31,24 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	run := provenance.FromEnvironment(env.getenv, b.release.Source.Repository, "urn:uuid:"+uuid.NewString())
-	run.Finished = time.Now()
-	if *started != "" {
-		if run.Started, err = time.Parse(time.RFC3339, *started); err != nil {
-			return fmt.Errorf("-started is a time like 2006-01-02T15:04:05Z: %w", err)
-		}
+	family, err := images.Load(os.DirFS(b.root))
+	if err != nil {
+		return err
 	}
+	made, err := dist.ReadMade(b.folder)
+	if err != nil {
+		return err
+	}
+	run := provenance.FromEnvironment(env.getenv, b.release.Source.Repository, "urn:uuid:"+uuid.NewString())
 	return b.replace("provenance", func(at *build) error {
 		for _, image := range b.release.Images {
+			definition, err := family.Image(image.Name)
+			if err != nil {
+				return err
+			}
+			run.Started, run.Finished = made[image.Name].Started, made[image.Name].Finished
 			for _, v := range image.Platforms {
-				statement, err := b.provenance(image, v, *compiler, run)
+				statement, err := b.provenance(definition, v, made[image.Name].Workers[v.Platform], run)
 				if err != nil {
 					return err
 				}
@@ -56,7 +62,7 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 	})
 }
 
-func (b *build) provenance(image dist.Image, v dist.Variant, compiler string, run provenance.Run) ([]byte, error) {
+func (b *build) provenance(image *images.Image, v dist.Variant, worker string, run provenance.Run) ([]byte, error) {
 	facts, err := b.facts(image.Name, v)
 	if err != nil {
 		return nil, err
@@ -66,12 +72,21 @@ func (b *build) provenance(image dist.Image, v dist.Variant, compiler string, ru
 		Repository: b.release.Source.Repository, Commit: b.release.Source.Commit, Loomcycle: b.release.Source.Loomcycle,
 		Package: b.release.Source.LoomcyclePackage, LDFlags: b.release.Source.LoomcycleLDFlags,
 		Epoch: b.release.Epoch, Compression: b.release.Compression,
-		Lock: b.lock, LockDigest: b.release.LockDigest, Compiler: compiler, Modules: programModules(facts), Run: run,
+		Lock: b.lock, LockDigest: b.release.LockDigest, Worker: worker, Modules: programModules(facts), Run: run,
 	}
 	for _, l := range v.Layers {
 		in.Groups = append(in.Groups, l.Group)
 	}
+	in.Compiled = compiles(image, in.Groups, in.Loomcycle)
 	return provenance.Statement(in)
+}
+
+// compiles tells whether something in an image was compiled by the worker's
+// Go toolchain: all programs are, but a runtime that came as a binary.
+func compiles(image *images.Image, groups []string, loomcycle string) bool {
+	prebuilt := strings.HasPrefix(loomcycle, "bin:")
+	return slices.Contains(groups, "gocache") ||
+		slices.ContainsFunc(image.Programs, func(p string) bool { return p != "loomcycle" || !prebuilt })
 }
 
 // programModules are the modules that are linked into our own programs; those

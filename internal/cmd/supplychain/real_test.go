@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
 
@@ -24,11 +25,11 @@ func TestReleaseOfARealImage(t *testing.T) {
 	const name = "loomcycle"
 	whole, err := openBuild(filepath.Join(root, "dist"), root, filepath.Join(root, "images", "lock", "lock.json"))
 	if err != nil {
-		t.Skipf("there is no dist of this checkout (go run mage.go dist): %v", err)
+		disttest.Missing(t, err)
 	}
 	image, err := whole.release.Image(name)
 	if err != nil {
-		t.Skip(err)
+		disttest.Missing(t, err)
 	}
 	index, err := whole.index(image.IndexDigest)
 	if err != nil {
@@ -45,6 +46,13 @@ func TestReleaseOfARealImage(t *testing.T) {
 	one := *whole.release
 	one.Images = []dist.Image{*image}
 	if err := writeJSON(filepath.Join(folder, "release.json"), one); err != nil {
+		t.Fatal(err)
+	}
+	made, err := dist.ReadMade(filepath.Join(root, "dist"))
+	if err == nil {
+		err = dist.WriteMade(folder, made)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	address := registrytest.Start(t, registrytest.Distribution) + "/team"

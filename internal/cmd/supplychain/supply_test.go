@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -60,6 +62,9 @@ func (f family) write(name string) string {
 		must(writeFile(filepath.Join(f.root, name), []byte(text)))
 	}
 	put("images/family.yaml", "vendor: loomcycle\nlicenses: Apache-2.0\nsource: https://git.example/images\nurl: https://git.example/images\nimages: [one, two]\nprograms: [{name: loomcycle, package: ./x, include: [go.mod]}]\n")
+	sums, err := os.ReadFile("../../../go.sum") // the program that compile makes is of this module
+	must(err)
+	put("go.sum", string(sums))
 	put("one/image.yaml", fmt.Sprintf(definition, "loomcycle"))
 	put("two/image.yaml", fmt.Sprintf(definition, "loomcycle-toolbox"))
 
@@ -134,6 +139,11 @@ func (f family) write(name string) string {
 	put("images/lock/lock.json", string(text))
 	release.LockDigest = digest.FromBytes(text)
 	must(writeJSON(filepath.Join(f.root, name, "release.json"), release))
+	made := map[string]dist.Made{}
+	for _, image := range release.Images { // on one node per platform
+		made[image.Name] = dist.Made{Started: time.Unix(imagetest.Epoch, 0), Finished: time.Unix(imagetest.Epoch+60, 0), Workers: map[string]string{"linux/amd64": "amd64", "linux/arm64": "arm64"}}
+	}
+	must(dist.WriteMade(filepath.Join(f.root, name), made))
 	return filepath.Join(f.root, name)
 }
 
@@ -202,10 +212,14 @@ func TestSupplyChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{digest.FromString("helloarm64").Encoded(), `"dirHash"`, "pkg:golang/github.com/klauspost/compress@"} {
+	for _, want := range []string{digest.FromString("helloarm64").Encoded(), digest.FromString("goarm64").Encoded(), `"startedOn"`, `"finishedOn"`, `"dirHash"`, "pkg:golang/github.com/klauspost/compress@"} {
 		if !bytes.Contains(statement, []byte(want)) {
 			t.Errorf("the provenance has no %s", want)
 		}
+	}
+
+	if bytes.Contains(statement, []byte(digest.FromString("goamd64").Encoded())) {
+		t.Error("the provenance names the toolchain of another node")
 	}
 
 	// Signed by halves.
@@ -265,6 +279,26 @@ func TestBadBuilds(t *testing.T) {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
 		})
+	}
+}
+
+func TestCompiles(t *testing.T) {
+	for _, c := range []struct {
+		programs, groups []string
+		loomcycle        string
+		want             bool
+	}{
+		{[]string{"loomcycle"}, nil, "", true},
+		{[]string{"loomcycle"}, nil, "git:https://git.example/loomcycle#1", true},
+		{[]string{"loomcycle"}, []string{"static", "files", "programs"}, "bin:folder", false},
+		{[]string{"loomcycle"}, []string{"gocache"}, "bin:folder", true},
+		{[]string{"loomcycle-builder", "session-agent"}, nil, "bin:folder", true},
+		{nil, []string{"go", "gocache"}, "", true},
+		{nil, []string{"base"}, "", false},
+	} {
+		if got := compiles(&images.Image{Programs: c.programs}, c.groups, c.loomcycle); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
 	}
 }
 

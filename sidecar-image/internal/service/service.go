@@ -77,7 +77,7 @@ func Start(ctx context.Context, c *config.Config, version string, log *slog.Logg
 			return nil, err
 		}
 	}
-	if s.store, err = session.OpenStore(ctx, c.StateDir, c.Instance); err != nil {
+	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
 		return nil, err
 	}
 	opts := engine.Options{Instance: s.store.Instance, Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
@@ -182,9 +182,6 @@ func (s *Service) Close() {
 	s.stop()
 	if s.Sessions != nil {
 		s.Sessions.Close()
-	}
-	if s.store != nil {
-		_ = s.store.Close()
 	}
 	if s.engine != nil {
 		s.engine.Close()

@@ -39,11 +39,10 @@ func TestClockJumps(t *testing.T) {
 	}
 	spec := engine.Spec{Image: img.ID, WorkBytes: 16 << 20, TmpBytes: 16 << 20, MemBytes: 128 << 20, CPUs: 1, Pids: 64}
 	who := session.Caller{Principal: "p"}
-	store, err := session.OpenStore(t.Context(), filepath.Join(t.TempDir(), "state"), "")
+	store, err := session.OpenStore(filepath.Join(t.TempDir(), "state"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { store.Close() })
 	t.Cleanup(func() {
 		left, _ := e.List(context.Background(), store.Instance)
 		for _, c := range left {

@@ -59,13 +59,12 @@ func opened(ttl time.Duration) Record {
 // manage makes a manager over a store in which the records are.
 func manage(t *testing.T, path string, c Config, records ...Record) *Manager {
 	t.Helper()
-	store, err := OpenStore(t.Context(), path, "")
+	store, err := OpenStore(path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { store.Close() })
 	for _, r := range records {
-		if err := store.Put(t.Context(), r); err != nil {
+		if err := store.Put(r); err != nil {
 			t.Fatal(err)
 		}
 	}

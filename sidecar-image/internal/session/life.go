@@ -86,7 +86,7 @@ func (m *Manager) warmUp() (warm, error) {
 // that still run, with their owner and timers; everything else of this
 // instance is removed. Containers of other instances are not even listed.
 func (m *Manager) adopt(ctx context.Context) error {
-	records, err := m.cfg.Store.All(ctx)
+	records, err := m.cfg.Store.All()
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (m *Manager) reconcile() {
 	}
 	// A record is written before its container is made, so records read after the
 	// list cover it. What they do not, an engine finished for a sidecar that died.
-	if records, err := m.cfg.Store.All(ctx); err == nil {
+	if records, err := m.cfg.Store.All(); err == nil {
 		for _, rec := range records {
 			delete(strays, rec.ID)
 		}

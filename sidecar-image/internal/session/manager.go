@@ -104,7 +104,7 @@ func (m *Manager) Close() {
 	for _, w := range pool {
 		w.rw.Close()
 		if m.cfg.Engine.Remove(ctx, w.rec.Container) == nil {
-			_ = m.cfg.Store.Delete(ctx, w.rec.ID)
+			_ = m.cfg.Store.Delete(w.rec.ID)
 		}
 	}
 	m.wg.Wait()
@@ -222,7 +222,7 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	}
 	if err == nil {
 		w.rec.State = Open
-		if err = m.cfg.Store.Put(ctx, w.rec); err != nil {
+		if err = m.cfg.Store.Put(w.rec); err != nil {
 			conn.Close()
 		}
 	}
@@ -271,7 +271,7 @@ func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec) (warm
 	if rec.State == Pooled {
 		spec.Labels[engine.LabelPool] = "1"
 	}
-	if err := m.cfg.Store.Put(ctx, rec); err != nil {
+	if err := m.cfg.Store.Put(rec); err != nil {
 		return warm{}, err
 	}
 	fail := func(err error) (warm, error) {
@@ -372,7 +372,7 @@ func (m *Manager) finish(s *Session, reason string) {
 	defer cancel()
 	rec := s.Record
 	rec.State = Closing
-	if err := m.cfg.Store.Put(ctx, rec); err != nil {
+	if err := m.cfg.Store.Put(rec); err != nil {
 		m.logger(s).Error("a closing session's record was not written", "error", err)
 	}
 	if conn == nil || conn.Shutdown(ctx) != nil {
@@ -432,7 +432,7 @@ func (m *Manager) remover() {
 			ctx, cancel := context.WithTimeout(m.ctx, removeTimeout)
 			err := m.cfg.Engine.Remove(ctx, r.rec.Container)
 			if err == nil {
-				err = m.cfg.Store.Delete(ctx, r.rec.ID)
+				err = m.cfg.Store.Delete(r.rec.ID)
 			}
 			cancel()
 			if err == nil {
@@ -544,7 +544,7 @@ func (m *Manager) save(s *Session) {
 	s.saved = used
 	s.mu.Unlock()
 	if dirty {
-		if err := m.cfg.Store.Touch(context.WithoutCancel(m.ctx), s.ID, used); err != nil {
+		if err := m.cfg.Store.Touch(s.ID, used); err != nil {
 			m.logger(s).Error("a session's last use was not written", "error", err)
 		}
 	}

@@ -1,18 +1,15 @@
 package session
 
 import (
-	"context"
 	"crypto/rand"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
-
-	_ "modernc.org/sqlite" // the database driver
 )
 
 // State of a record. A record is written before its container exists and goes
@@ -46,94 +43,131 @@ type Record struct {
 	LastUsed  time.Time `json:"-"`
 }
 
-// Store keeps records in SQLite.
+// Store keeps each record in a file of its own, which is replaced whole; the
+// file's time of modification is when the session was last used. That survives a
+// kill -9 of the sidecar. A power cut, which may lose the last writes, takes the
+// containers with it, so only the id is synced.
 type Store struct {
-	db       *sql.DB
+	dir      string
 	Instance string // this sidecar's id, as in its containers' labels
 }
 
-// OpenStore opens, or makes, the database in dir. instance overrides the id
-// that is otherwise made once and kept there.
-func OpenStore(ctx context.Context, dir, instance string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+const recordSuffix = ".json"
+
+// OpenStore opens, or makes, the records in dir. instance overrides the id that
+// is otherwise made once and kept there.
+func OpenStore(dir, instance string) (*Store, error) {
+	s := &Store{dir: filepath.Join(dir, "sessions"), Instance: instance}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state directory (SANDBOX_STATE_DIR): %w", err)
 	}
-	// WAL with synchronous=NORMAL survives a kill -9 of the sidecar; a power cut,
-	// which may lose the last writes, takes the containers with it.
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "sessions.db")+"?_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(5000)&_pragma=cache_size(-512)")
+	left, err := filepath.Glob(filepath.Join(s.dir, ".*"))
 	if err != nil {
 		return nil, err
 	}
-	db.SetMaxOpenConns(1)
-	s := &Store{db: db}
-	if _, err := db.ExecContext(ctx, `
-		CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, last_used INTEGER NOT NULL, record TEXT NOT NULL);
-		CREATE TABLE IF NOT EXISTS sidecar (instance TEXT NOT NULL)`); err != nil {
-		db.Close()
-		return nil, fmt.Errorf("opening the session records in %s: %w", dir, err)
+	for _, name := range left { // of writes that a kill ended
+		if err := os.Remove(name); err != nil {
+			return nil, fmt.Errorf("opening the session records: %w", err)
+		}
 	}
-	err = db.QueryRowContext(ctx, `SELECT instance FROM sidecar`).Scan(&s.Instance)
-	if errors.Is(err, sql.ErrNoRows) {
-		s.Instance = strings.ToLower(rand.Text())
-		_, err = db.ExecContext(ctx, `INSERT INTO sidecar VALUES (?)`, s.Instance)
+	if s.Instance != "" {
+		return s, nil
+	}
+	name := filepath.Join(dir, "instance")
+	id, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		id = []byte(strings.ToLower(rand.Text()))
+		err = replace(name, id, time.Now(), true)
+	}
+	if err == nil && len(id) == 0 {
+		err = fmt.Errorf("%s is empty", name)
 	}
 	if err != nil {
-		db.Close()
-		return nil, fmt.Errorf("reading the sidecar's id: %w", err)
+		return nil, fmt.Errorf("the sidecar's id in SANDBOX_STATE_DIR: %w", err)
 	}
-	if instance != "" {
-		s.Instance = instance
-	}
+	s.Instance = string(id)
 	return s, nil
 }
 
-// Close closes the database.
-func (s *Store) Close() error { return s.db.Close() }
-
-// Put writes a record.
-func (s *Store) Put(ctx context.Context, r Record) error {
-	b, err := json.Marshal(r)
+// replace writes a file whole or not at all.
+func replace(name string, content []byte, modified time.Time, sync bool) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), ".*")
 	if err != nil {
 		return err
 	}
-	if _, err = s.db.ExecContext(ctx, `INSERT OR REPLACE INTO sessions VALUES (?,?,?)`, r.ID, r.LastUsed.UnixNano(), string(b)); err != nil {
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(content)
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err = os.Chtimes(f.Name(), modified, modified); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+func (s *Store) file(id string) string { return filepath.Join(s.dir, id+recordSuffix) }
+
+// Put writes a record.
+func (s *Store) Put(r Record) error {
+	b, err := json.Marshal(r)
+	if err == nil {
+		err = replace(s.file(r.ID), b, r.LastUsed, false)
+	}
+	if err != nil {
 		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", err)
 	}
 	return nil
 }
 
 // Touch writes when a session was last used.
-func (s *Store) Touch(ctx context.Context, id string, at time.Time) error {
-	_, err := s.db.ExecContext(ctx, `UPDATE sessions SET last_used=? WHERE id=?`, at.UnixNano(), id)
-	return err
+func (s *Store) Touch(id string, at time.Time) error { return os.Chtimes(s.file(id), at, at) }
+
+// Delete removes a record. One that is not there is no error.
+func (s *Store) Delete(id string) error {
+	if err := os.Remove(s.file(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing the session's record: %w", err)
+	}
+	return nil
 }
 
-// Delete removes a record.
-func (s *Store) Delete(ctx context.Context, id string) error {
-	_, err := s.db.ExecContext(ctx, `DELETE FROM sessions WHERE id=?`, id)
-	return err
-}
-
-// All returns every record.
-func (s *Store) All(ctx context.Context) ([]Record, error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT last_used, record FROM sessions ORDER BY id`)
+// All returns every record. One that a power cut has damaged is that of a session
+// which never came up.
+func (s *Store) All() ([]Record, error) {
+	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("reading the session records: %w", err)
 	}
-	defer rows.Close()
 	var out []Record
-	for rows.Next() {
-		var used int64
-		var text string
-		if err := rows.Scan(&used, &text); err != nil {
-			return nil, err
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), recordSuffix)
+		if !ok || strings.HasPrefix(id, ".") {
+			continue
 		}
-		var r Record
-		if err := json.Unmarshal([]byte(text), &r); err != nil {
-			return nil, fmt.Errorf("a session record is damaged: %w", err)
+		b, err := os.ReadFile(s.file(id))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
 		}
-		r.LastUsed = time.Unix(0, used)
+		info, serr := e.Info()
+		if errors.Is(serr, fs.ErrNotExist) {
+			continue
+		}
+		if err = errors.Join(err, serr); err != nil {
+			return nil, fmt.Errorf("reading the session records: %w", err)
+		}
+		r := Record{ID: id, State: Opening}
+		if json.Unmarshal(b, &r) != nil || r.ID != id {
+			r = Record{ID: id, State: Opening}
+		}
+		r.LastUsed = info.ModTime()
 		out = append(out, r)
 	}
-	return out, rows.Err()
+	return out, nil
 }
