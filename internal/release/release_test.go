@@ -1119,6 +1119,7 @@ func TestFullDiskWhilePromoting(t *testing.T) {
 	for i, files := range []int64{0, 6, 12, 14} { // that fit beside the filler: two make a tag, one moves it
 		folder := m.dist(disttest.Small(fmt.Sprintf("1.0.%d", i+1)))
 		o := m.options(folder)
+		o.Lease = time.Hour // a renewal would take room
 		o.Registry.Backoff.Attempts = 2
 		o.Config.Hooks = Hooks{Policy: []string{"policy"}}
 		o.Hook = func(context.Context, string, []string, []Ref) error {
