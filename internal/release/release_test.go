@@ -495,7 +495,6 @@ func kept(t *testing.T, k *lock) error {
 // TestLockIsLostWhileARenewalHangs has a registry that never answers to it.
 func TestLockIsLostWhileARenewalHangs(t *testing.T) {
 	hang := make(chan struct{})
-	t.Cleanup(func() { close(hang) })
 	renewal := regexp.MustCompile(`/lock-[0-9a-f]+-1-\d+$`)
 	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
 		if r.Method == http.MethodPut && renewal.MatchString(r.URL.Path) {
@@ -506,6 +505,7 @@ func TestLockIsLostWhileARenewalHangs(t *testing.T) {
 		}
 		return nil
 	})
+	t.Cleanup(func() { close(hang) }) // before the proxy's, which waits for what hangs
 	c, err := registry.Open(t.Context(), address, []string{"locks"}, registry.Options{})
 	if err != nil {
 		t.Fatal(err)
