@@ -131,8 +131,55 @@ func (c *Client) hasBlob(ctx context.Context, repo string, h v1.Hash) (bool, err
 	return resp.StatusCode == http.StatusOK, nil
 }
 
+// body is what a request sends: size bytes, opened anew for every attempt.
+type body struct {
+	open func() (io.ReadCloser, error)
+	size int64
+}
+
+// lazy opens a body when it is first read: of a request that is wrapped, tried
+// again or never sent, no more are opened than are read.
+type lazy struct {
+	open func() (io.ReadCloser, error)
+	mu   sync.Mutex // net/http may close while it reads
+	r    io.ReadCloser
+	done bool
+}
+
+// openError is a body that could not be opened, which is no fault of the link.
+type openError struct{ error }
+
+func (e *openError) Unwrap() error { return e.error }
+
+func (l *lazy) Read(p []byte) (int, error) {
+	l.mu.Lock()
+	var err error
+	if l.done {
+		err = http.ErrBodyReadAfterClose
+	} else if l.r == nil {
+		if l.r, err = l.open(); err != nil {
+			err = &openError{err}
+		}
+	}
+	r := l.r
+	l.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return r.Read(p)
+}
+
+func (l *lazy) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done = true; l.r == nil {
+		return nil
+	}
+	return l.r.Close()
+}
+
 // do sends a request and returns the answer with its body closed.
-func (c *Client) do(ctx context.Context, method string, u *url.URL, header http.Header, body func() (io.ReadCloser, int64, error), want ...int) (*http.Response, error) {
+func (c *Client) do(ctx context.Context, method string, u *url.URL, header http.Header, b *body, want ...int) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
@@ -140,16 +187,17 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, header http.
 	for k, v := range header {
 		req.Header[k] = v
 	}
-	if body != nil {
-		r, size, err := body()
-		if err != nil {
-			return nil, err
-		}
-		req.Body, req.ContentLength = r, size
-		req.GetBody = func() (io.ReadCloser, error) { r, _, err := body(); return r, err }
+	if b != nil {
+		req.GetBody = func() (io.ReadCloser, error) { return &lazy{open: b.open}, nil }
+		req.Body, _ = req.GetBody()
+		req.ContentLength = b.size
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
+		var e *url.Error
+		if errors.As(err, &e) { // the query of an upload or of a redirect may be a signature
+			e.URL, _, _ = strings.Cut(e.URL, "?")
+		}
 		return nil, err
 	}
 	defer resp.Body.Close()
@@ -179,22 +227,26 @@ func (c *Client) upload(ctx context.Context, repo string, b Blob, from []string)
 	if err != nil {
 		return fmt.Errorf("the registry opened an upload without saying where: %w", err)
 	}
-	content := func(offset int64) func() (io.ReadCloser, int64, error) {
-		return func() (io.ReadCloser, int64, error) {
+	content := func(offset int64) *body {
+		return &body{func() (io.ReadCloser, error) {
 			r, err := b.Open(ctx)
 			if err != nil {
-				return nil, 0, err
+				return nil, err
 			}
 			if s, ok := r.(io.Seeker); ok {
 				_, err = s.Seek(offset, io.SeekStart)
 			} else {
 				_, err = io.CopyN(io.Discard, r, offset)
 			}
-			return &counted{r, &c.Sent}, b.Size - offset, err
-		}
+			if err != nil {
+				r.Close()
+				return nil, err
+			}
+			return &counted{r, &c.Sent}, nil
+		}, b.Size - offset}
 	}
 	octets := http.Header{"Content-Type": {"application/octet-stream"}}
-	var last func() (io.ReadCloser, int64, error)
+	var last *body
 	if b.Size > whole {
 		if at, err = c.stream(ctx, at, b, content, octets); err != nil {
 			return err
@@ -229,7 +281,7 @@ func lostSession(err error) bool {
 	return false
 }
 
-func (c *Client) stream(ctx context.Context, at *url.URL, b Blob, content func(int64) func() (io.ReadCloser, int64, error), octets http.Header) (*url.URL, error) {
+func (c *Client) stream(ctx context.Context, at *url.URL, b Blob, content func(int64) *body, octets http.Header) (*url.URL, error) {
 	offset := int64(0)
 	for n := 0; ; n++ {
 		header := octets.Clone()
@@ -244,7 +296,7 @@ func (c *Client) stream(ctx context.Context, at *url.URL, b Blob, content func(i
 			return nil, &cutError{err, 0}
 		}
 		var e *transport.Error
-		if ctx.Err() != nil || (errors.As(err, &e) && !transient(e.StatusCode)) {
+		if ctx.Err() != nil || hopeless(err) || (errors.As(err, &e) && !transient(e.StatusCode)) {
 			return nil, err
 		}
 		cut := &cutError{error: err}
@@ -288,6 +340,10 @@ func (r *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// MaxBlob is the size in bytes up to which ReadBlob reads a blob: some forty times
+// that of the family's largest bundle. Whoever may push can attach a larger one.
+const MaxBlob = 32 << 20
+
 // ReadBlob reads a small blob whole and checks it against its digest.
 func (c *Client) ReadBlob(ctx context.Context, repository string, h v1.Hash) ([]byte, error) {
 	r, err := c.OpenBlob(ctx, repository, h)
@@ -295,7 +351,10 @@ func (c *Client) ReadBlob(ctx context.Context, repository string, h v1.Hash) ([]
 		return nil, err
 	}
 	defer r.Close()
-	b, err := io.ReadAll(r)
+	b, err := io.ReadAll(io.LimitReader(r, MaxBlob+1))
+	if err == nil && len(b) > MaxBlob {
+		err = fmt.Errorf("it has more than %d bytes, which nothing does that belongs to a release", MaxBlob)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read blob %s of %s: %w", h, repository, err)
 	}

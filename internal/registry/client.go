@@ -5,11 +5,15 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
 	"path"
+	"regexp"
 	"strings"
 	"sync/atomic"
 
@@ -28,7 +32,6 @@ type Options struct {
 	Backoff     Backoff
 	Concurrency int  // blobs sent at once; 0 means 4
 	ReadOnly    bool // ask for pull scopes only
-	PlainHTTP   bool // no TLS; loopback never needs this
 	Log         func(format string, args ...any)
 }
 
@@ -59,11 +62,7 @@ type Stats struct {
 // registry does not answer or refuses the credentials.
 func Open(ctx context.Context, address string, repositories []string, o Options) (*Client, error) {
 	host, prefix, _ := strings.Cut(strings.TrimSuffix(address, "/"), "/")
-	opts := []name.Option{name.StrictValidation}
-	if o.PlainHTTP {
-		opts = append(opts, name.Insecure)
-	}
-	reg, err := name.NewRegistry(host, opts...)
+	reg, err := name.NewRegistry(host, name.StrictValidation)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a registry; write HOST[:PORT][/PREFIX]: %w", address, err)
 	}
@@ -111,19 +110,18 @@ func (c *Client) Address() string { return path.Join(c.registry.RegistryStr(), c
 // Repository is a repository of the registry, under its prefix.
 func (c *Client) Repository(repository string) (name.Repository, error) {
 	full := path.Join(c.prefix, repository)
-	// name.Repository parses its own text; a registry that was made insecure stays so.
 	r, err := name.NewRepository(c.registry.RegistryStr()+"/"+full, name.StrictValidation)
 	if err != nil {
 		return name.Repository{}, fmt.Errorf("%q is not a repository name: %w", full, err)
 	}
-	r.Registry = c.registry
 	return r, nil
 }
 
 // Remote are the options for go-containerregistry's functions to share the
 // client's login and retries.
 func (c *Client) Remote(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(c.auth)}
+	once := remote.WithRetryPredicate(func(error) bool { return false }) // the transport has tried again
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(c.auth), once}
 }
 
 // Digest reads what a tag points to. Absent is true only when the registry
@@ -243,19 +241,75 @@ func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) 
 	return true, nil
 }
 
-// Referrers lists the manifests whose subject is the digest.
+// Referrers lists the manifests whose subject is the digest, on all pages (OCI
+// distribution-spec 1.1, "Listing Referrers"). A registry without the API has a
+// tag in its place.
 func (c *Client) Referrers(ctx context.Context, repository string, h v1.Hash) ([]v1.Descriptor, error) {
 	repo, err := c.Repository(repository)
 	if err != nil {
 		return nil, err
 	}
-	idx, err := remote.Referrers(repo.Digest(h.String()), c.Remote(ctx)...)
+	var all []v1.Descriptor
+	next := c.endpoint(repo.RepositoryStr(), "referrers/"+h.String())
+	for pages := 0; err == nil && next != nil; pages++ {
+		var found *v1.IndexManifest
+		if found, next, err = c.referrers(ctx, next); err == nil && found == nil && pages == 0 {
+			found, err = c.referrersTag(ctx, repository, h)
+		}
+		switch {
+		case err != nil:
+		case found == nil:
+			err = errors.New("a later page is no list")
+		case pages == 1000:
+			err = errors.New("the pages have no end")
+		default:
+			all = append(all, found.Manifests...)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
 	}
-	m, err := idx.IndexManifest()
+	return all, nil
+}
+
+var nextPage = regexp.MustCompile(`^\s*<([^>]*)>\s*;\s*rel="?next"?`)
+
+// referrers reads one page; nil means that the registry does not know the API.
+func (c *Client) referrers(ctx context.Context, u *url.URL) (page *v1.IndexManifest, next *url.URL, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
+		return nil, nil, err
 	}
-	return m.Manifests, nil
+	req.Header.Set("Accept", string(types.OCIImageIndex))
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	if err := transport.CheckError(resp, http.StatusOK, http.StatusNotFound, http.StatusBadRequest, http.StatusNotAcceptable); err != nil {
+		return nil, nil, err
+	}
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != string(types.OCIImageIndex) {
+		return nil, nil, nil
+	}
+	if link := nextPage.FindStringSubmatch(resp.Header.Get("Link")); link != nil {
+		if next, err = u.Parse(link[1]); err != nil || next.Host != u.Host || next.Scheme != u.Scheme {
+			return nil, nil, fmt.Errorf("the next page lies elsewhere: %s", link[1])
+		}
+	}
+	page, err = v1.ParseIndexManifest(io.LimitReader(resp.Body, MaxBlob))
+	return page, next, err
+}
+
+// referrersTag reads the tag of a registry without the API ("Referrers Tag Schema").
+func (c *Client) referrersTag(ctx context.Context, repository string, h v1.Hash) (*v1.IndexManifest, error) {
+	m, _, err := c.Fetch(ctx, repository, h.Algorithm+"-"+h.Hex)
+	var e *transport.Error
+	if errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+		return &v1.IndexManifest{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v1.ParseIndexManifest(bytes.NewReader(m.Raw))
 }

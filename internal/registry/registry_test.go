@@ -3,11 +3,14 @@ package registry_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -94,9 +97,25 @@ func TestPushBlobThroughFaults(t *testing.T) {
 			t.Run(c.name+"/"+string(k), func(t *testing.T) {
 				address := registrytest.Proxy(t, registrytest.Start(t, k), c.fault())
 				client, pauses := open(t, address, "a")
-				b := registry.Bytes(data)
+				b, opened, closed := registry.Bytes(data), 0, make(chan struct{}, 99)
+				plain := b.Open
+				b.Open = func(ctx context.Context) (io.ReadCloser, error) {
+					opened++
+					r, err := plain(ctx)
+					return &closing{Reader: r, closed: closed}, err
+				}
 				if err := client.PushBlob(t.Context(), "a", b); err != nil {
 					t.Fatal(err)
+				}
+				if c.name == "nothing" && opened != 1 {
+					t.Errorf("the blob was opened %d times", opened)
+				}
+				for range opened {
+					select {
+					case <-closed:
+					case <-time.After(10 * time.Second):
+						t.Fatal("a reader was not closed")
+					}
 				}
 				got, err := client.ReadBlob(t.Context(), "a", b.Digest)
 				if err != nil || !bytes.Equal(got, data) {
@@ -115,6 +134,75 @@ func TestPushBlobThroughFaults(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// closing tells that it was closed, the first time.
+type closing struct {
+	io.Reader
+	closed chan<- struct{}
+	once   sync.Once
+}
+
+func (c *closing) Close() error {
+	c.once.Do(func() { c.closed <- struct{}{} })
+	return nil
+}
+
+// TestNothingToSend has blobs that can't be opened: that is not the registry's fault.
+func TestNothingToSend(t *testing.T) {
+	client, pauses := open(t, registrytest.Start(t, registrytest.Referrers), "a")
+	gone := errors.New("it is gone")
+	for _, size := range []int{1000, 3 << 20} {
+		b := registry.Bytes(content(size))
+		b.Open = func(context.Context) (io.ReadCloser, error) { return nil, gone }
+		if err := client.PushBlob(t.Context(), "a", b); !errors.Is(err, gone) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if n := len(pauses()); n > 0 {
+		t.Errorf("it was tried %d times again", n)
+	}
+}
+
+// TestReferrersOfAllPages has strangers' referrers before ours.
+func TestReferrersOfAllPages(t *testing.T) {
+	h := registry.Bytes(nil).Digest
+	for _, c := range []struct{ name, link, want string }{
+		{"relative", "</v2/a/referrers/%s?page=2>; rel=\"next\"", ""},
+		{"absolute", "<http://%[2]s/v2/a/referrers/%[1]s?page=2>; rel=next", ""},
+		{"elsewhere", "<http://registry.example/v2/a/referrers/%s?page=2>; rel=\"next\"", "lies elsewhere"},
+		{"a circle", "</v2/a/referrers/%s>; rel=\"next\"", "no end"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var address string
+			address = newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				size := 1
+				if strings.Contains(r.URL.Path, "/referrers/") && r.URL.Query().Get("page") == "" {
+					size = 2
+					w.Header().Set("Link", fmt.Sprintf(strings.ReplaceAll(c.link, "%s", "%[1]s"), h, address))
+				}
+				w.Header().Set("Content-Type", string(types.OCIImageIndex))
+				_ = json.NewEncoder(w).Encode(v1.IndexManifest{SchemaVersion: 2, Manifests: slices.Repeat([]v1.Descriptor{{Digest: h}}, size)})
+			}))
+			client, _ := open(t, address, "a")
+			found, err := client.Referrers(t.Context(), "a", h)
+			if c.want == "" && (err != nil || len(found) != 3) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%d referrers, %v; want %q", len(found), err, c.want)
+			}
+		})
+	}
+}
+
+// TestHugeBlob is what anyone who may push can attach to an image.
+func TestHugeBlob(t *testing.T) {
+	client, _ := open(t, registrytest.Start(t, registrytest.Referrers), "a")
+	b := registry.Bytes(make([]byte, registry.MaxBlob+1))
+	if err := client.PushBlob(t.Context(), "a", b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.ReadBlob(t.Context(), "a", b.Digest); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("it was read: %v", err)
 	}
 }
 
@@ -355,6 +443,54 @@ func TestEmptyLinksAreWrittenAgain(t *testing.T) {
 			t.Fatalf("pushed over %s the manifest is there: %v, %v", before, there, err)
 		}
 		registrytest.EmptyLinks(t, folder)
+	}
+}
+
+// TestUploadSecretsStayOutOfLogs cuts every upload, whose address is signed.
+func TestUploadSecretsStayOutOfLogs(t *testing.T) {
+	address := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Method {
+		case http.MethodPost:
+			w.Header().Set("Location", "/v2/a/blobs/uploads/1?_state=hunter2-secret")
+			w.WriteHeader(http.StatusAccepted)
+		case http.MethodPatch, http.MethodPut:
+			panic(http.ErrAbortHandler)
+		case http.MethodHead:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	var log strings.Builder
+	client, err := registry.Open(t.Context(), address, []string{"a"}, registry.Options{
+		Backoff: registry.Backoff{Attempts: 3, Sleep: func(context.Context, time.Duration) error { return nil }},
+		Log:     func(format string, args ...any) { fmt.Fprintf(&log, format+"\n", args...) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1000, 3 << 20} {
+		err := client.PushBlob(t.Context(), "a", registry.Bytes(content(size)))
+		if err == nil {
+			t.Fatal("it was pushed")
+		}
+		if text := log.String() + err.Error(); !strings.Contains(text, "/blobs/uploads/1") || strings.Contains(text, "hunter2") {
+			t.Errorf("%d bytes: %s", size, text)
+		}
+	}
+}
+
+// TestManifestAttempts counts them: no second layer of retries multiplies them.
+func TestManifestAttempts(t *testing.T) {
+	var n atomic.Int64
+	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPut {
+			return nil
+		}
+		n.Add(1)
+		return registrytest.Answer(500, `{"errors":[{"code":"UNKNOWN","message":"no space left on device"}]}`)
+	})
+	client, _ := open(t, address, "a")
+	if err := client.PutManifest(t.Context(), "a", "x", registry.Manifest{Raw: []byte("{}"), Type: types.OCIManifestSchema1}); err == nil || n.Load() != 8 {
+		t.Errorf("%d attempts, %v; docs/RELEASING.md promises 8", n.Load(), err)
 	}
 }
 

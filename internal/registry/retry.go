@@ -78,11 +78,12 @@ func transient(status int) bool {
 }
 
 // hopeless tells the connection errors that the next attempt meets too: no TLS
-// at the other end, or a certificate that isn't trusted.
+// at the other end, a certificate that isn't trusted, or nothing to send.
 func hopeless(err error) bool {
 	var plain tls.RecordHeaderError
 	var cert *tls.CertificateVerificationError
-	return errors.As(err, &plain) || errors.As(err, &cert)
+	var source *openError
+	return errors.As(err, &plain) || errors.As(err, &cert) || errors.As(err, &source)
 }
 
 type onceKey struct{}
@@ -102,6 +103,9 @@ type retrier struct {
 
 func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 	ctx := in.Context()
+	if in.Body != nil && in.GetBody != nil {
+		defer in.Body.Close() // it is GetBody's that are sent
+	}
 	replay := (in.Body == nil || in.Body == http.NoBody || in.GetBody != nil) && ctx.Value(onceKey{}) == nil
 	for n := 0; ; n++ {
 		req := in

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -34,7 +35,6 @@ type Registry struct {
 	Optional         bool   `yaml:"optional"`
 	ImmutableTags    bool   `yaml:"immutableTags"`
 	LegacySignatures bool   `yaml:"legacySignatures"`
-	PlainHTTP        bool   `yaml:"plainHTTP"`
 	// Address is the variable's value, set by Resolve.
 	Address string `yaml:"-"`
 }
@@ -90,7 +90,39 @@ func Load(file string) (*Config, error) {
 		check(!strings.Contains(ch.Tag, "{version}") && tagText.MatchString(template.ReplaceAllString(ch.Tag, "1")), "channels: %q must be a tag without {version}", ch.Tag)
 		check(ch.Scope == "minor" || ch.Scope == "major" || ch.Scope == "all", "channels: %s: the scope is minor, major or all, not %q", ch.Tag, ch.Scope)
 	}
+	for image, r := range c.Repositories {
+		check(r != "", "repositories: %s goes nowhere; name its repository, or leave it out", image)
+	}
+	if err := c.apart(slices.Sorted(maps.Keys(c.Repositories))); err != nil {
+		wrong = append(wrong, fmt.Errorf("%s: %w", file, err))
+	}
 	return &c, errors.Join(wrong...)
+}
+
+// apart fails when two of the images, or one of them and what releases need for
+// themselves, would share a repository.
+func (c *Config) apart(images []string) error {
+	var wrong []error
+	taken := map[string]string{c.Releases: "releases", c.Locks: "locks"}
+	for _, i := range images {
+		r := c.Repository(i)
+		if other := taken[r]; other != "" {
+			wrong = append(wrong, fmt.Errorf("repositories: %s and %s would both go to %s; give each its own", other, i, r))
+		}
+		taken[r] = i
+	}
+	return errors.Join(wrong...)
+}
+
+// fits fails when the images of a build can't go where the configuration says,
+// or it names one that is not among them.
+func (c *Config) fits(images []string) error {
+	for _, i := range slices.Sorted(maps.Keys(c.Repositories)) {
+		if !slices.Contains(images, i) {
+			return fmt.Errorf("repositories: there is no image %s; the build has %s", i, strings.Join(images, ", "))
+		}
+	}
+	return c.apart(images)
 }
 
 // Resolve fills the addresses from the environment. It fails when a registry
@@ -127,6 +159,21 @@ func (c *Config) Repository(image string) string {
 	return image
 }
 
+// Split takes REGISTRY[/PREFIX]/REPOSITORY apart, where a repository that the
+// configuration names may have slashes of its own.
+func (c *Config) Split(name string) (address, repository string, ok bool) {
+	for _, r := range c.Repositories {
+		if a, found := strings.CutSuffix(name, "/"+r); found && len(r) > len(repository) {
+			address, repository = a, r
+		}
+	}
+	if repository != "" {
+		return address, repository, true
+	}
+	i := strings.LastIndex(name, "/")
+	return name[:max(i, 0)], name[i+1:], i >= 0
+}
+
 // all lists the repositories of a release of these images.
 func (c *Config) all(images []string) []string {
 	repos := []string{c.Releases, c.Locks}
@@ -151,6 +198,9 @@ func ParseVersion(s string) (Version, error) {
 
 func (v Version) sem() string      { return "v" + string(v) }
 func (v Version) prerelease() bool { return semver.Prerelease(v.sem()) != "" }
+
+// newer tells whether a is; any version is newer than none.
+func newer(a, b Version) bool { return semver.Compare(a.sem(), b.sem()) > 0 }
 
 func (v Version) expand(tag string) string {
 	major := semver.Major(v.sem())[1:]
@@ -178,7 +228,7 @@ func (c *Config) ChannelTags(v Version, released []Version) []string {
 		newest := true
 		for _, r := range released {
 			counts := (!r.prerelease() || ch.Prereleases) && ch.same(v, r)
-			newest = newest && !(counts && semver.Compare(r.sem(), v.sem()) > 0)
+			newest = newest && !(counts && newer(r, v))
 		}
 		if newest {
 			tags = append(tags, v.expand(ch.Tag))

@@ -80,6 +80,9 @@ func TestConfigErrorsSayWhatAndWhere(t *testing.T) {
 		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: '{version}-edge', scope: all}]":       "without {version}",
 		"registries: [{variable: R, immutableTags: true, legacySignatures: true}]\nreleases: r\nlocks: l\nversions: ['{version}']":           "choose one of immutableTags and legacySignatures",
 		"registries: [{variable: R, host: x}]\nreleases: r\nlocks: l\nversions: ['{version}']\nchannels: [{tag: '{version}', scope: minor}]": "host",
+		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nrepositories: {a: x, b: x}":                            "a and b would both go to x",
+		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nrepositories: {a: l}":                                  "locks and a would both go to l",
+		"registries: [{variable: R}]\nreleases: r\nlocks: l\nversions: ['{version}']\nrepositories: {a: }":                                   "a goes nowhere",
 	} {
 		file := filepath.Join(t.TempDir(), "release.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -88,6 +91,28 @@ func TestConfigErrorsSayWhatAndWhere(t *testing.T) {
 		if _, err := Load(file); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "release.yaml") {
 			t.Errorf("%q gave %v; want %q", text, err, want)
 		}
+	}
+}
+
+func TestConfigFitsTheBuild(t *testing.T) {
+	for _, x := range []struct {
+		repositories map[string]string
+		want         string
+	}{
+		{nil, ""},
+		{map[string]string{"toolbox": "tools/box"}, ""},
+		{map[string]string{"toolbox": "loomcycle", "loomcycle": "toolbox"}, ""},
+		{map[string]string{"toolbx": "tools/box"}, "there is no image toolbx; the build has loomcycle, toolbox"},
+		{map[string]string{"toolbox": "loomcycle"}, "loomcycle and toolbox would both go to loomcycle"},
+	} {
+		c := &Config{Repositories: x.repositories, Releases: "r", Locks: "l"}
+		if err := c.fits([]string{"loomcycle", "toolbox"}); (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%v gave %v, want %q", x.repositories, err, x.want)
+		}
+	}
+	c := &Config{Releases: "loomcycle", Locks: "l"}
+	if err := c.fits([]string{"loomcycle"}); err == nil || !strings.Contains(err.Error(), "releases and loomcycle") {
+		t.Errorf("releases in an image's repository: %v", err)
 	}
 }
 

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,8 +78,37 @@ func (j *journal) save() error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), j.file)
 	}
+	if err == nil {
+		var dir *os.File // the name is the folder's, and is written with it
+		if dir, err = os.Open(filepath.Dir(j.file)); err == nil {
+			err = errors.Join(dir.Sync(), dir.Close())
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("write the release journal: %w", err)
+	}
+	return nil
+}
+
+// fits fails when the journal speaks of a registry that is not configured: to
+// finish without it would leave it half released, and forget that.
+func (j *journal) fits(registries []Registry) error {
+	var known, missing []string
+	for _, r := range registries {
+		known = append(known, r.Address)
+	}
+	for _, a := range slices.Sorted(maps.Keys(j.Claims)) {
+		if !slices.Contains(known, a) {
+			missing = append(missing, a)
+		}
+	}
+	for _, m := range j.Moves {
+		if !slices.Contains(known, m.Registry) && !slices.Contains(missing, m.Registry) {
+			missing = append(missing, m.Registry)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("an earlier run of %s also released to %s, which is not configured now: configure it again to finish, or delete %s to leave it as it is", j.Version, strings.Join(missing, ", "), j.file)
 	}
 	return nil
 }

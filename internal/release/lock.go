@@ -21,14 +21,16 @@ import (
 )
 
 // A registry has no compare-and-swap, and some never move or delete a tag. So
-// the lock only adds tags: a contender adds lock-ID-N, then lists. Whoever sees
+// the lock only adds tags: a contender adds lock-ID-N-END, then lists. Whoever sees
 // another live claim withdraws by adding unlock-ID and comes back at random. Of
 // two that claim at once at least the later sees the other, so never both hold.
+// The end, in seconds since 1970 UTC, is in the tag because a full disk leaves
+// tags that can be listed and not be read.
 const (
 	lockType  = "application/vnd.loomcycle.lock.v1+json"
 	claimTag  = "lock-"
 	removeTag = "unlock-"
-	expires   = "com.loomcycle.lock.expires"
+	backTag   = "rollback-" // CHANNEL-VERSION: the channel was rolled back from that version
 	holder    = "com.loomcycle.lock.holder"
 )
 
@@ -91,18 +93,20 @@ func acquire(ctx context.Context, l lease, c *registry.Client, repo, who string,
 			var id [8]byte
 			_, _ = rand.Read(id[:])
 			k.id, k.n = hex.EncodeToString(id[:]), 0
-			err := note(k.id)
-			if err == nil {
-				k.end, err = k.claim(ctx)
-			}
-			if err != nil {
+			if err := note(k.id); err != nil {
 				return nil, err
 			}
-			if busy, err = k.others(ctx); err != nil || busy != nil {
-				err = errors.Join(err, k.withdraw(ctx, k.id))
+			if k.end, err = k.add(ctx); err == nil {
+				busy, err = k.others(ctx)
 			}
-			if err != nil || busy == nil {
-				return k, err
+			if err == nil && busy == nil {
+				return k, nil
+			}
+			// Also after Ctrl-C, and after a claim that failed: it may have arrived.
+			short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+			err = errors.Join(err, k.withdraw(short, k.id))
+			if cancel(); err != nil {
+				return nil, err
 			}
 		}
 		if !l.now().Before(deadline) {
@@ -115,13 +119,13 @@ func acquire(ctx context.Context, l lease, c *registry.Client, repo, who string,
 	}
 }
 
-// claim adds the next claim and tells how long it may be relied on. One that
+// add adds the next claim and tells how long it may be relied on. One that
 // failed may have arrived, so its tag is not used again.
-func (k *lock) claim(ctx context.Context) (end time.Time, err error) {
+func (k *lock) add(ctx context.Context) (end time.Time, err error) {
 	now, n := k.now(), k.n
 	k.n++
 	until := now.Add(k.length)
-	if err := k.put(ctx, claimTag+k.id+"-"+strconv.Itoa(n), map[string]string{expires: until.UTC().Format(time.RFC3339), holder: k.who}); err != nil {
+	if err := k.put(ctx, fmt.Sprintf("%s%s-%d-%d", claimTag, k.id, n, until.Unix())); err != nil {
 		return time.Time{}, fmt.Errorf("take the release lock: %w", err)
 	}
 	return until.Add(-k.length / 10), nil
@@ -147,7 +151,7 @@ func (k *lock) withdraw(ctx context.Context, id string) error {
 	if _, absent, err := k.client.Digest(ctx, k.repo, removeTag+id); err == nil && !absent {
 		return nil
 	} // One that can't be read may be half written: it is written again.
-	if err := k.put(ctx, removeTag+id, map[string]string{holder: k.who}); err != nil {
+	if err := k.put(ctx, removeTag+id); err != nil {
 		if _, absent, lerr := k.client.Digest(ctx, k.repo, removeTag+id); lerr == nil && !absent {
 			return nil
 		}
@@ -156,11 +160,11 @@ func (k *lock) withdraw(ctx context.Context, id string) error {
 	return nil
 }
 
-func (k *lock) put(ctx context.Context, tag string, annotations map[string]string) error {
+func (k *lock) put(ctx context.Context, tag string) error {
 	if err := k.client.PushBlob(ctx, k.repo, registry.Bytes(signing.Empty)); err != nil {
 		return err
 	}
-	m, err := signing.Artifact(lockType, map[string][]byte{lockType: signing.Empty}, annotations)
+	m, err := signing.Artifact(lockType, map[string][]byte{lockType: signing.Empty}, map[string]string{holder: k.who})
 	if err != nil {
 		return err
 	}
@@ -179,30 +183,15 @@ func (k *lock) others(ctx context.Context) (*busyError, error) {
 	if err != nil {
 		return nil, err
 	}
-	last := map[string]int{}
+	last := map[string]claim{}
 	for _, t := range tags {
-		id, n, ok := strings.Cut(strings.TrimPrefix(t, claimTag), "-")
-		i, err := strconv.Atoi(n)
-		if strings.HasPrefix(t, claimTag) && ok && err == nil && id != k.id && !slices.Contains(tags, removeTag+id) {
-			last[id] = max(last[id], i)
+		if c, ok := parseClaim(t); ok && c.id != k.id && c.end.After(last[c.id].end) && !slices.Contains(tags, removeTag+c.id) {
+			last[c.id] = c
 		}
 	}
-	for id, n := range last {
-		tag := claimTag + id + "-" + strconv.Itoa(n)
-		m, _, err := k.client.Fetch(ctx, k.repo, tag)
-		if err != nil {
-			return nil, err
-		}
-		var parsed struct{ Annotations map[string]string }
-		if err := json.Unmarshal(m.Raw, &parsed); err != nil {
-			return nil, fmt.Errorf("claim %s in %s: %w", tag, k.repo, err)
-		}
-		until, err := time.Parse(time.RFC3339, parsed.Annotations[expires])
-		if err != nil {
-			return nil, fmt.Errorf("claim %s in %s says not when it ends: %w", tag, k.repo, err)
-		}
-		if now.Before(until) {
-			return &busyError{k.client.Address(), parsed.Annotations[holder], until.Format(time.RFC3339)}, nil
+	for id, c := range last {
+		if now.Before(c.end) {
+			return &busyError{k.client.Address(), k.whose(ctx, c), c.end.UTC().Format(time.RFC3339)}, nil
 		}
 		// Ended without a word: withdrawn for it, so nobody reads it again.
 		if err := k.withdraw(ctx, id); err != nil {
@@ -210,6 +199,31 @@ func (k *lock) others(ctx context.Context) (*busyError, error) {
 		}
 	}
 	return nil, nil
+}
+
+// claim is what a tag of the lock says.
+type claim struct {
+	tag, id string
+	end     time.Time
+}
+
+func parseClaim(tag string) (claim, bool) {
+	rest, found := strings.CutPrefix(tag, claimTag)
+	id, rest, _ := strings.Cut(rest, "-")
+	_, end, _ := strings.Cut(rest, "-")
+	seconds, err := strconv.ParseInt(end, 10, 64)
+	return claim{tag, id, time.Unix(seconds, 0)}, found && err == nil
+}
+
+// whose reads who made a claim. Nothing depends on it, so it is not waited for.
+func (k *lock) whose(ctx context.Context, c claim) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var m struct{ Annotations map[string]string }
+	if raw, _, err := k.client.Fetch(ctx, k.repo, c.tag); err != nil || json.Unmarshal(raw.Raw, &m) != nil || m.Annotations[holder] == "" {
+		return "a run whose claim " + c.tag + " can't be read"
+	}
+	return m.Annotations[holder]
 }
 
 // keep renews the lease until ctx ends; lost is called when it is over.
@@ -244,7 +258,7 @@ func (k *lock) extend(ctx context.Context) (end time.Time, err error) {
 	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, min(left, k.renew))
 	defer cancel()
-	if end, err = k.claim(ctx); err != nil {
+	if end, err = k.add(ctx); err != nil {
 		return end, err
 	}
 	_, absent, err := k.client.Digest(ctx, k.repo, removeTag+k.id)

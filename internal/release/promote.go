@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -52,7 +53,7 @@ func (r *run) states(ctx context.Context) ([]tagState, error) {
 				now, absent, err := t.client.Digest(ctx, p.repository, tag)
 				switch {
 				case err != nil:
-					wrong = append(wrong, err)
+					wrong = append(wrong, fmt.Errorf("%w; run again, and where it stays so have the tag removed from the registry's storage", err))
 				case !absent && now != p.digest:
 					wrong = append(wrong, fmt.Errorf("%s:%s already points to %s, not to %s: a version tag is never moved; release these images under a new version", t.store(p.repository).Name(), tag, now, p.digest))
 				}
@@ -93,15 +94,21 @@ func (r *run) promote(ctx context.Context) error {
 }
 
 // move applies moves that are in the journal. When one fails, all that the
-// journal has are taken back, also those of an earlier run that was killed. Not
-// without the lock: another release may move the same channels.
+// journal has are taken back, also those of an earlier run that was killed, and
+// also when the caller gave up. Not without the lock: another release may move
+// the same channels.
 func (r *run) move(ctx context.Context, moves []move) error {
 	for _, m := range moves {
 		if err := r.apply(ctx, m); err != nil {
-			if errors.Is(err, errLost) {
-				return fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+			if !errors.Is(err, errLost) {
+				if back := r.undo(r.locked); back != nil {
+					err = errors.Join(err, because(r.locked, back))
+				}
 			}
-			return errors.Join(err, r.undo(context.WithoutCancel(ctx)))
+			if errors.Is(err, errLost) {
+				err = fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+			}
+			return err
 		}
 	}
 	return nil
@@ -128,7 +135,8 @@ func (r *run) tag(ctx context.Context, t *target, repository, tag, digest string
 }
 
 // channels plans the moves of this version's channels in every registry, given
-// the versions that were released there.
+// the versions that were released there. A channel that was rolled back waits for
+// a newer version: running an old release again must not bring back what was bad.
 func (r *run) channels(ctx context.Context) ([]move, error) {
 	all, err := r.contents()
 	if err != nil {
@@ -136,7 +144,7 @@ func (r *run) channels(ctx context.Context) ([]move, error) {
 	}
 	var moves []move
 	for _, t := range r.targets {
-		released, err := versions(ctx, t, r.Config.Releases)
+		released, err := r.released(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +153,15 @@ func (r *run) channels(ctx context.Context) ([]move, error) {
 			r.Notice("%s never moves a tag: the channels %v are skipped there", t.Address, tags)
 			continue
 		}
+		marks, err := t.client.Tags(ctx, r.Config.Locks)
+		if err != nil {
+			return nil, err
+		}
 		for _, tag := range tags {
+			if from := rolledBack(marks, tag); from != "" && !newer(r.version, from) {
+				r.Notice("%s: the channel %s was rolled back from %s and stays where it is, for %s is no newer; release:rollback moves it", t.Address, tag, from, r.version)
+				continue
+			}
 			for _, p := range all {
 				m, err := r.plan(ctx, t, p, tag)
 				if err != nil {
@@ -173,18 +189,61 @@ func (r *run) plan(ctx context.Context, t *target, p placed, tag string) (*move,
 	return m, nil
 }
 
-func versions(ctx context.Context, t *target, releases string) ([]Version, error) {
-	tags, err := t.client.Tags(ctx, releases)
+// released lists the versions that were released to a registry. A full disk leaves
+// tags that are listed and that the registry then calls unknown; the newer ones,
+// which hold back this version's channels, are asked for.
+func (r *run) released(ctx context.Context, t *target) ([]Version, error) {
+	tags, err := t.client.Tags(ctx, r.Config.Releases)
 	if err != nil {
 		return nil, err
 	}
 	var all []Version
 	for _, tag := range tags {
-		if v, err := ParseVersion(tag); err == nil && string(v) == tag {
-			all = append(all, v)
+		v, err := ParseVersion(tag)
+		if err != nil || string(v) != tag {
+			continue
 		}
+		if newer(v, r.version) {
+			_, absent, err := t.client.Digest(ctx, r.Config.Releases, tag)
+			if err != nil {
+				return nil, err
+			}
+			if absent {
+				continue
+			}
+		}
+		all = append(all, v)
 	}
 	return all, nil
+}
+
+// rolledBack is the newest version that a channel was rolled back from, or none.
+func rolledBack(marks []string, channel string) (from Version) {
+	for _, m := range marks {
+		text, found := strings.CutPrefix(m, backTag+channel+"-")
+		if v, err := ParseVersion(text); found && err == nil && newer(v, from) {
+			from = v
+		}
+	}
+	return from
+}
+
+// mark notes that a channel is taken from newer versions, where there are any.
+func (r *run) mark(ctx context.Context, t *target, channel string) error {
+	all, err := r.released(ctx, t)
+	if err != nil {
+		return err
+	}
+	from := r.version
+	for _, v := range all {
+		if newer(v, from) && r.Config.Channel(channel, v) == nil {
+			from = v
+		}
+	}
+	if from == r.version {
+		return nil
+	}
+	return t.lock.put(ctx, backTag+channel+"-"+string(from))
 }
 
 func (r *run) target(address string) (*target, error) {
@@ -247,7 +306,8 @@ func Abort(ctx context.Context, o Options, v Version) (err error) {
 }
 
 // Rollback points a channel to a version that was released before, for all
-// images in all registries or none. The version is verified first.
+// images in all registries or none. The version is verified first. The channel
+// stays until a version is released that is newer than all that it was taken from.
 func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 	if err := o.Config.Channel(channel, v); err != nil {
 		return err
@@ -270,6 +330,7 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 			if err := r.check(ctx, func(repository string) signing.Store { return t.store(repository) }); err != nil {
 				return err
 			}
+			r.sayLeft(ctx, t, channel)
 			all, err := r.contents()
 			if err != nil {
 				return err
@@ -290,12 +351,38 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 		if err := r.journal.save(); err != nil {
 			return err
 		}
+		for _, t := range r.targets {
+			if t.ImmutableTags {
+				continue
+			}
+			if err := r.mark(ctx, t, channel); err != nil {
+				return fmt.Errorf("no channel was moved: %w", err)
+			}
+		}
 		if err := r.move(ctx, moves); err != nil {
 			return err
 		}
 		r.done = true
 		return nil
 	})
+}
+
+// sayLeft names the images that keep a channel where it is, because the version
+// that it goes to has none of that name. What can't be read now is no hindrance.
+func (r *run) sayLeft(ctx context.Context, t *target, channel string) {
+	h, absent, err := t.client.Digest(ctx, r.Config.Releases, channel)
+	if err != nil || absent {
+		return
+	}
+	now, _, err := signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
+	if err != nil {
+		return
+	}
+	for _, i := range now.Images {
+		if _, err := r.release.Image(i.Name); err != nil {
+			r.Notice("%s:%s stays where it is: %s has no such image", t.store(r.Config.Repository(i.Name)).Name(), channel, r.version)
+		}
+	}
 }
 
 // with does something under the locks for a version that need not be in a dist folder.
@@ -330,7 +417,7 @@ func (r *run) load(ctx context.Context, t *target) error {
 	}
 	r.artifact = h
 	if r.release, _, err = signing.ReadRelease(ctx, t.store(r.Config.Releases), h); err == nil {
-		if err = r.Config.bound(string(r.version), r.release); err != nil {
+		if err = r.Config.Bound(string(r.version), r.release.Version); err != nil {
 			err = fmt.Errorf("%s:%s: %w", t.store(r.Config.Releases).Name(), r.version, err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // reader opens a registry for reading.
 func (o Options) reader(ctx context.Context, reg Registry, images []string) (*target, error) {
 	ro := o.Registry
-	ro.PlainHTTP, ro.ReadOnly, ro.Log = reg.PlainHTTP, true, o.withDefaults().Notice
+	ro.ReadOnly, ro.Log = true, o.withDefaults().Notice
 	c, err := registry.Open(ctx, reg.Address, o.Config.all(images), ro)
 	return &target{Registry: reg, client: c}, err
 }
@@ -101,21 +101,21 @@ func Show(ctx context.Context, o Options, tag string) (*Shown, error) {
 	if s.Release, s.SBOMs, err = signing.ReadRelease(ctx, t.store(o.Config.Releases), h); err != nil {
 		return nil, err
 	}
-	if err := o.Config.bound(tag, s.Release); err != nil {
+	if err := o.Config.Bound(tag, s.Release.Version); err != nil {
 		return nil, fmt.Errorf("%s:%s: %w", t.store(o.Config.Releases).Name(), tag, err)
 	}
 	return s, nil
 }
 
-// bound checks that a tag may lead to a release. Who may write to a registry can
-// tag anything that was ever signed; the version that was signed is what counts.
-func (c *Config) bound(tag string, r *dist.Release) error {
-	v, err := ParseVersion(r.Version)
+// Bound checks that a tag may lead to what was signed as a part of a version. Who
+// may write to a registry can tag anything that was ever signed.
+func (c *Config) Bound(tag, version string) error {
+	v, err := ParseVersion(version)
 	if err != nil {
 		return err
 	}
 	if !slices.Contains(c.VersionTags(v), tag) && c.Channel(tag, v) != nil {
-		return fmt.Errorf("it was moved to the release that was signed as %s, and no tag %s belongs to that one", v, tag)
+		return fmt.Errorf("it was moved to the release that was signed as %s, and no tag %s belongs to that one; where the tag is your own, ask by digest", v, tag)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 		return err
 	}
 	ro := o.Registry
-	ro.PlainHTTP, ro.Log = dest.PlainHTTP, o.Notice
+	ro.Log = o.Notice
 	c, err := registry.Open(ctx, dest.Address, o.Config.all(r.images()), ro)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 		if err := attach(ctx, src.store(p.repository), t.store(p.repository), p.digest, o.Trust); err != nil {
 			return err
 		}
-		if err := copyLegacy(ctx, src, t, p); err != nil {
+		if err := r.copyLegacy(ctx, src, t, p); err != nil {
 			return err
 		}
 	}
@@ -187,8 +187,9 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 	return err
 }
 
-// copyLegacy copies cosign's older signature and attestation tags where there are any.
-func copyLegacy(ctx context.Context, src, dst *target, p placed) error {
+// copyLegacy copies cosign's older signature and attestation tags where there are
+// any. One that the destination has may hold signatures of its owner, and stays.
+func (r *run) copyLegacy(ctx context.Context, src, dst *target, p placed) error {
 	all, err := subjects(ctx, src.store(p.repository), p.digest)
 	if err != nil {
 		return err
@@ -201,6 +202,14 @@ func copyLegacy(ctx context.Context, src, dst *target, p placed) error {
 				return err
 			}
 			if absent {
+				continue
+			}
+			if now, absent, err := dst.client.Digest(ctx, p.repository, tag); err != nil {
+				return err
+			} else if !absent {
+				if now != h {
+					r.Notice("%s:%s is there with other signatures and stays; to mirror %s delete it first", dst.store(p.repository).Name(), tag, h)
+				}
 				continue
 			}
 			if err := copyManifest(ctx, src.store(p.repository), dst.store(p.repository), h); err != nil {

@@ -56,7 +56,8 @@ type run struct {
 	artifact v1.Hash
 	journal  *journal
 	targets  []*target
-	done     bool // nothing is left for another run: the journal goes with the locks
+	locked   context.Context // ends when a lock is lost, not when the caller gives up: for what must be taken back then
+	done     bool            // nothing is left for another run: the journal goes with the locks
 }
 
 var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
@@ -78,6 +79,9 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 	}
 	if !commit.MatchString(r.release.Source.Commit) {
 		return fmt.Errorf("%s was built from the commit %q, which nobody can check out again; commit the changes and build it anew", o.Dist, r.release.Source.Commit)
+	}
+	if err := r.Config.fits(r.images()); err != nil {
+		return fmt.Errorf("the release configuration does not fit %s: %w", o.Dist, err)
 	}
 	if err := r.Step("check what is to be released", func() error { return r.checkLocal(ctx) }); err != nil {
 		return err
@@ -192,11 +196,18 @@ func (t *target) store(repository string) signing.Repository {
 }
 
 // open logs in to every registry and takes its lock, always in the same order.
-// The context it returns ends when a lock is lost.
+// The context it returns ends when a lock is lost too. The locks are kept until
+// they are given back, also after the caller gave up.
 func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
+	if err := r.journal.fits(r.Config.Registries); err != nil {
+		return nil, nil, err
+	}
+	locked, lost := context.WithCancelCause(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithCancelCause(ctx)
+	context.AfterFunc(locked, func() { cancel(context.Cause(locked)) })
+	r.locked = locked
 	unlock := func() error {
-		cancel(nil)
+		lost(nil)
 		var err error
 		for _, t := range r.targets {
 			if t.lock != nil {
@@ -216,7 +227,7 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	slices.SortFunc(registries, func(a, b Registry) int { return bytes.Compare([]byte(a.Address), []byte(b.Address)) })
 	for _, reg := range registries {
 		o := r.Registry
-		o.PlainHTTP, o.Log = reg.PlainHTTP, r.Notice
+		o.Log = r.Notice
 		c, err := registry.Open(ctx, reg.Address, r.Config.all(r.images()), o)
 		if err != nil {
 			return nil, nil, errors.Join(err, unlock())
@@ -235,7 +246,7 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 		}
 		t.lock = k
 		r.targets = append(r.targets, t)
-		go k.keep(ctx, func(err error) { cancel(err) })
+		go k.keep(locked, lost)
 	}
 	return ctx, unlock, nil
 }

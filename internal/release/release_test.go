@@ -1,6 +1,7 @@
 package release
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +20,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -101,8 +104,11 @@ func (m *maker) tags(address string, repos ...string) map[string]v1.Hash {
 				continue
 			}
 			h, absent, err := c.Digest(m.t.Context(), r, tag)
-			if err != nil || absent {
-				m.t.Fatalf("%s:%s: absent %v, %v", r, tag, absent, err)
+			if err != nil {
+				m.t.Fatalf("%s:%s: %v", r, tag, err)
+			}
+			if absent {
+				continue // listed after its link could not be written
 			}
 			found[r+":"+tag] = h
 		}
@@ -124,8 +130,12 @@ func (m *maker) complete(address, folder string, channels ...string) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	tags := m.tags(address, repositories...)
-	c, err := registry.Open(m.t.Context(), address, repositories, registry.Options{})
+	repos := []string{"loomcycle-release"}
+	for _, i := range r.Images {
+		repos = append(repos, i.Name)
+	}
+	tags := m.tags(address, repos...)
+	c, err := registry.Open(m.t.Context(), address, repos, registry.Options{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -289,8 +299,8 @@ func TestUncertainAnswersStop(t *testing.T) {
 				return nil
 			})
 			m := newMaker(t, address)
-			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.0.0")))); err == nil {
-				t.Fatal("it was released")
+			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.0.0")))); err == nil || !strings.Contains(err.Error(), "have the tag removed") {
+				t.Fatalf("it gave %v", err)
 			}
 			if got := m.tags(inner, repositories...); len(got) != 0 {
 				t.Errorf("tags: %v", got)
@@ -416,6 +426,12 @@ func TestLockExcludes(t *testing.T) {
 			if n := holders.Add(1); n != 1 {
 				t.Errorf("%d hold the lock", n)
 			}
+			// Long enough for all that wait to look.
+			for range 10 {
+				if _, err := c.Tags(t.Context(), "locks"); err != nil {
+					t.Error(err)
+				}
+			}
 			got.Add(1)
 			holders.Add(-1)
 			if err := k.withdraw(t.Context(), k.id); err != nil {
@@ -491,9 +507,9 @@ func TestLockIsLostWhileARenewalHangs(t *testing.T) {
 		return hang
 	}
 	hang := make(chan struct{})
-	t.Cleanup(func() { close(hang) })
+	renewal := regexp.MustCompile(`/lock-[0-9a-f]+-1-\d+$`)
 	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
-		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "-1") {
+		if r.Method == http.MethodPut && renewal.MatchString(r.URL.Path) {
 			select {
 			case <-stuck(r, hang):
 			case <-r.Context().Done():
@@ -501,6 +517,7 @@ func TestLockIsLostWhileARenewalHangs(t *testing.T) {
 		}
 		return nil
 	})
+	t.Cleanup(func() { close(hang) }) // before the proxy's, which waits for what hangs
 	c, err := registry.Open(t.Context(), address, []string{"locks"}, registry.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -596,10 +613,70 @@ func TestLostLockWritesNothing(t *testing.T) {
 	m.complete(address, recent, "1.0", "1", "latest")
 }
 
+// TestTakingBack denies the last channel. What was moved is taken back though the
+// caller gives up at that moment, but not when the machine is suspended then, in
+// the middle of a write: others may have released before it would arrive.
+func TestTakingBack(t *testing.T) {
+	for _, suspended := range []bool{false, true} {
+		t.Run(fmt.Sprintf("suspended %v", suspended), func(t *testing.T) {
+			var now clock
+			now.t = time.Now()
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			var armed, denied atomic.Bool
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				latest := func(repo string) bool {
+					return armed.Load() && r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/"+repo+"/manifests/latest")
+				}
+				switch {
+				case latest("loomcycle-release"):
+					denied.Store(true)
+					giveUp()
+					return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+				case suspended && denied.Load() && latest("loomcycle"):
+					_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client leave
+					now.add(time.Hour)
+					select {
+					case <-r.Context().Done():
+					case <-time.After(20 * time.Second):
+						t.Error("a write was waited for without the lock")
+					}
+					return registrytest.Answer(403, "")
+				}
+				return nil
+			})
+			m := newMaker(t, address)
+			old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+			if err := Publish(t.Context(), m.options(old)); err != nil {
+				t.Fatal(err)
+			}
+			armed.Store(true)
+			o := m.options(recent)
+			o.Now = now.now
+			err := Publish(ctx, o)
+			if err == nil || errors.Is(err, errLost) != suspended || strings.Contains(err.Error(), "-abort 1.0.1") != suspended {
+				t.Errorf("it gave %v", err)
+			}
+			if !suspended {
+				m.complete(address, old, "1.0", "1", "latest")
+			} else if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.0.1"] {
+				t.Errorf("a channel was written without the lock: %v", tags)
+			}
+			armed.Store(false)
+			if err := Publish(t.Context(), m.options(recent)); err != nil {
+				t.Fatal(err)
+			}
+			m.complete(address, recent, "1.0", "1", "latest")
+		})
+	}
+}
+
 func TestRollback(t *testing.T) {
 	address := registrytest.Start(t, registrytest.Referrers)
 	m := newMaker(t, address)
-	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+	more := disttest.Small("1.0.1")
+	more.Images["extra"] = []disttest.Layer{{Name: "extra", Size: 1000}}
+	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(more)
 	for _, folder := range []string{old, recent} {
 		if err := Publish(t.Context(), m.options(folder)); err != nil {
 			t.Fatal(err)
@@ -612,11 +689,43 @@ func TestRollback(t *testing.T) {
 	if err := Rollback(t.Context(), o, "latest", "0.9.0"); err == nil || !strings.Contains(err.Error(), "0.9.0") {
 		t.Errorf("rolled back to an unknown version: %v", err)
 	}
+	var notices strings.Builder
+	o.Notice = func(f string, a ...any) { fmt.Fprintf(&notices, f+"\n", a...) }
 	if err := Rollback(t.Context(), o, "latest", "1.0.0"); err != nil {
 		t.Fatal(err)
 	}
+	if want := address + "/extra:latest stays where it is: 1.0.0 has no such image\n"; !strings.Contains(notices.String(), want) {
+		t.Errorf("it said\n%swithout %s", &notices, want)
+	}
 	m.complete(address, old, "latest")
 	m.complete(address, recent, "1.0", "1")
+	// The newer version's job runs again, elsewhere.
+	again := m.options(recent)
+	again.State = t.TempDir()
+	var said bool
+	again.Notice = func(f string, a ...any) {
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "latest was rolled back from 1.0.1")
+	}
+	if err := Publish(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	if !said {
+		t.Error("no line says that the channel was rolled back")
+	}
+	m.complete(address, old, "latest")
+	m.complete(address, recent, "1.0", "1")
+	if err := Rollback(t.Context(), o, "latest", "1.0.1"); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, recent, "1.0", "1", "latest")
+	if err := Rollback(t.Context(), o, "latest", "1.0.0"); err != nil {
+		t.Fatal(err)
+	}
+	next := m.dist(disttest.Small("1.0.2"))
+	if err := Publish(t.Context(), m.options(next)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, next, "1.0", "1", "latest")
 }
 
 func TestOnlyACommitIsReleased(t *testing.T) {
@@ -694,6 +803,38 @@ func TestRetaggedRelease(t *testing.T) {
 	}
 	if got := m.tags(address, repositories...); got["toolbox:latest"] != before["toolbox:latest"] {
 		t.Errorf("latest was moved to %s", got["toolbox:latest"])
+	}
+}
+
+// TestForeignBundles attaches what would fill a reader's memory.
+func TestForeignBundles(t *testing.T) {
+	m := newMaker(t, registrytest.Start(t, registrytest.Referrers))
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := registry.Open(t.Context(), m.addresses[0], []string{"toolbox"}, registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	toolbox, h, err := c.Fetch(t.Context(), "toolbox", "1.0.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(3) {
+		a, err := signing.NewAttachment(v1.Descriptor{MediaType: toolbox.Type, Digest: h, Size: int64(len(toolbox.Raw))}, signing.SPDX, bytes.Repeat([]byte{i}, registry.MaxBlob/2))
+		if err == nil {
+			err = c.PushBlob(t.Context(), "toolbox", registry.Bytes(a.Bundle))
+		}
+		if err == nil {
+			err = c.PutManifest(t.Context(), "toolbox", registry.Bytes(a.Manifest).Digest.String(), registry.Manifest{Raw: a.Manifest, Type: types.OCIManifestSchema1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := signing.VerifyImage(t.Context(), signing.Repository{Client: c, Path: "toolbox"}, h, m.trust); err == nil || !strings.Contains(err.Error(), "delete what is foreign") {
+		t.Errorf("verify gave %v", err)
 	}
 }
 
@@ -852,6 +993,28 @@ func TestAbort(t *testing.T) {
 	}
 }
 
+// TestForgottenRegistry is a second run that is not told of the first one's other registry.
+func TestForgottenRegistry(t *testing.T) {
+	a := registrytest.Start(t, registrytest.Referrers)
+	b, refuse := faulty(t)
+	m := newMaker(t, a, b)
+	refuse(one("/loomcycle/manifests/1.0.0"))
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err == nil {
+		t.Fatal("it was released")
+	}
+	refuse(none)
+	o := m.options(folder)
+	o.Config.Registries = o.Config.Registries[:1]
+	if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "also released to "+b) {
+		t.Errorf("it gave %v", err)
+	}
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(b, folder, "latest")
+}
+
 func TestJournalRemembers(t *testing.T) {
 	for _, x := range []struct {
 		name            string
@@ -878,11 +1041,17 @@ func TestMirror(t *testing.T) {
 	if err := Publish(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
+	mirror := func() {
 		if err := Mirror(t.Context(), o, "1.0.0", Registry{Address: dst + "/airgap"}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	mirror()
+	// The mirror's owner signs too; what holds their signature stands here for any other manifest.
+	released := m.tags(dst+"/airgap", "toolbox")["toolbox:1.0.0"]
+	signature := released.Algorithm + "-" + released.Hex + ".sig"
+	m.retag(dst+"/airgap", "toolbox", signature, released)
+	mirror()
 	m.complete(dst+"/airgap", folder)
 	c, err := registry.Open(t.Context(), dst+"/airgap", repositories, registry.Options{})
 	if err != nil {
@@ -891,6 +1060,9 @@ func TestMirror(t *testing.T) {
 	tags, err := c.Tags(t.Context(), "toolbox")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if now, _, err := c.Digest(t.Context(), "toolbox", signature); err != nil || now != released {
+		t.Errorf("the owner's signature was overwritten with %s, %v", now, err)
 	}
 	var legacy int
 	for _, tag := range tags {
@@ -905,38 +1077,115 @@ func TestMirror(t *testing.T) {
 
 // TestFullDisk is a registry whose disk fills while a release is pushed: no tag
 // appears, the error names the blob, and with room again the release finishes,
-// though every link that the registry wrote was left empty, as the last ones are.
+// though every link that the registry wrote was left empty, as the last ones are:
+// also by a machine that has no journal of the lost claims, once they ended.
 func TestFullDisk(t *testing.T) {
+	for _, later := range []time.Duration{0, time.Hour} {
+		t.Run(later.String(), func(t *testing.T) {
+			folder := smallDisk(t, "2m")
+			address := registrytest.StartDistribution(t, filepath.Join(folder, "r"), "")
+			m := newMaker(t, address)
+			f := disttest.Small("1.0.0")
+			f.Images["toolbox"] = append(f.Images["toolbox"], disttest.Layer{Name: "big", Size: 3 << 20})
+			o := m.options(m.dist(f))
+			o.Registry.Backoff.Attempts = 3
+			if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "push blob sha256:") {
+				t.Fatalf("a release to a full disk gave %v", err)
+			}
+			if err := unix.Mount("tmpfs", folder, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
+				t.Fatal(err)
+			}
+			if got := m.tags(address, repositories...); len(got) != 0 {
+				t.Errorf("tags after a full disk: %v", got)
+			}
+			if n := registrytest.EmptyLinks(t, folder); n < 3 { // of the lock: its blob, its claim, the claim's tag
+				t.Fatalf("only %d links", n)
+			}
+			if later > 0 {
+				// The claim was not taken back, and a newer release never got its tag's link.
+				tags := filepath.Join(folder, "r", "docker", "registry", "v2", "repositories")
+				if gone, _ := filepath.Glob(filepath.Join(tags, "loomcycle-release-lock/_manifests/tags/unlock-*")); len(gone) == 1 {
+					if err := os.RemoveAll(gone[0]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := os.MkdirAll(filepath.Join(tags, "loomcycle-release/_manifests/tags/1.0.1"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				o.State, o.Now = t.TempDir(), func() time.Time { return time.Now().Add(later) }
+			}
+			if err := Publish(t.Context(), o); err != nil {
+				t.Fatalf("with room on the disk again: %v", err)
+			}
+			if err := os.RemoveAll(filepath.Join(folder, "r/docker/registry/v2/repositories/loomcycle-release/_manifests/tags/1.0.1")); err != nil {
+				t.Fatal(err)
+			}
+			m.complete(address, o.Dist, "1.0", "1", "latest")
+		})
+	}
+}
+
+// TestFullDiskWhilePromoting has a registry with room for the tags of no image, of
+// some, of all, and for some channels too. The channels stay whole, or go back, and
+// with room again the release finishes.
+func TestFullDiskWhilePromoting(t *testing.T) {
+	folder := smallDisk(t, "64m")
+	address := registrytest.StartDistribution(t, filepath.Join(folder, "r"), "")
+	m := newMaker(t, address)
+	last := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(last)); err != nil {
+		t.Fatal(err)
+	}
+	filler := filepath.Join(folder, "filler")
+	for i, files := range []int64{0, 6, 12, 14} { // that fit beside the filler: two make a tag, one moves it
+		folder := m.dist(disttest.Small(fmt.Sprintf("1.0.%d", i+1)))
+		o := m.options(folder)
+		o.Lease = time.Hour // a renewal would take room
+		o.Registry.Backoff.Attempts = 2
+		o.Config.Hooks = Hooks{Policy: []string{"policy"}}
+		o.Hook = func(context.Context, string, []string, []Ref) error {
+			f, err := os.Create(filler)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			n, err := io.Copy(f, zeros{})
+			if !errors.Is(err, unix.ENOSPC) {
+				return fmt.Errorf("the disk is not full: %w", err)
+			}
+			return f.Truncate(n - files*int64(os.Getpagesize()))
+		}
+		if err := Publish(t.Context(), o); err == nil {
+			t.Errorf("with room for %d files it was released", files)
+		}
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		m.complete(address, last, "1.0", "1", "latest")
+		if err := Publish(t.Context(), m.options(folder)); err != nil {
+			t.Fatalf("after room for %d files, with more: %v", files, err)
+		}
+		m.complete(address, folder, "1.0", "1", "latest")
+		last = folder
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// smallDisk mounts a file system of a size.
+func smallDisk(t *testing.T, size string) string {
+	t.Helper()
 	folder := t.TempDir()
-	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=2m"); err != nil {
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size="+size); err != nil {
 		if errors.Is(err, unix.EPERM) && os.Getenv("CI") != "true" {
 			t.Skip("mounting a small tmpfs needs root")
 		}
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(folder, unix.MNT_DETACH) })
-	address := registrytest.StartDistribution(t, filepath.Join(folder, "r"), "")
-	m := newMaker(t, address)
-	f := disttest.Small("1.0.0")
-	f.Images["toolbox"] = append(f.Images["toolbox"], disttest.Layer{Name: "big", Size: 3 << 20})
-	o := m.options(m.dist(f))
-	o.Registry.Backoff.Attempts = 3
-	if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "push blob sha256:") {
-		t.Fatalf("a release to a full disk gave %v", err)
-	}
-	if err := unix.Mount("tmpfs", folder, "tmpfs", unix.MS_REMOUNT, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
-	if got := m.tags(address, repositories...); len(got) != 0 {
-		t.Errorf("tags after a full disk: %v", got)
-	}
-	if n := registrytest.EmptyLinks(t, folder); n < 3 { // of the lock: its blob, its claim, the claim's tag
-		t.Fatalf("only %d links", n)
-	}
-	if err := Publish(t.Context(), o); err != nil {
-		t.Fatalf("with room on the disk again: %v", err)
-	}
-	m.complete(address, o.Dist, "1.0", "1", "latest")
+	return folder
 }
 
 // TestTokensExpire gives out tokens that are good for thirty requests, so that

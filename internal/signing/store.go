@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -206,6 +207,7 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 		return d.ArtifactType != "" && d.ArtifactType != string(BundleType) && d.ArtifactType != string(emptyType)
 	})
 	found := make([]Attachment, len(referrers))
+	var total atomic.Int64 // bytes
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
 	for i, d := range referrers {
@@ -224,6 +226,9 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 			b, err := s.Blob(gctx, parsed.Layers[0].Digest)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("the bundle %s of %s is missing in %s", parsed.Layers[0].Digest, subject, s.Name())
+			}
+			if total.Add(int64(len(b))) > registry.MaxBlob {
+				return fmt.Errorf("more than %d bytes of bundles are attached to %s in %s, which no release does; delete what is foreign", registry.MaxBlob, subject, s.Name())
 			}
 			found[i] = Attachment{parsed.Annotations[typeAnnotation], subject, m.Raw, b}
 			return err

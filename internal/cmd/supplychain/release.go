@@ -31,7 +31,7 @@ func init() {
 	commands["promote"] = command{"[-dist DIR] [-config FILE] [-wait TIME]: move the tags of a build that was pushed", publisher(release.Promote)}
 	commands["release-list"] = command{"[-config FILE]: what was released to each registry", runReleaseList}
 	commands["release-show"] = command{"[-config FILE] VERSION|CHANNEL: a release's images and SBOMs", runReleaseShow}
-	commands["release-mirror"] = command{"[-config FILE] [-plain-http] VERSION DEST: copy a release with its signatures to another registry", runReleaseMirror}
+	commands["release-mirror"] = command{"[-config FILE] VERSION DEST: copy a release with its signatures to another registry, HOST[:PORT][/PREFIX]", runReleaseMirror}
 	commands["release-rollback"] = command{"[-config FILE] CHANNEL VERSION: point a channel to an older version", runReleaseRollback}
 	commands["pins"] = command{"[-config FILE] [-out DIR] [-update DIR] VERSION|CHANNEL: write a release's images pinned by digest, or update a folder's pins in place", runPins}
 }
@@ -117,7 +117,6 @@ func trust(ctx context.Context, env environment) (*signing.Trust, error) {
 func runVerify(ctx context.Context, env environment, args []string) error {
 	flags := flag.NewFlagSet("verify", flag.ContinueOnError)
 	config := flags.String("config", "release.yaml", "the release configuration, which names the release repository")
-	plain := flags.Bool("plain-http", false, "no TLS")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -137,18 +136,27 @@ func runVerify(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	host, image, h, err := resolve(ctx, ref, c.Releases, *plain)
+	host, image, tag, h, err := resolve(ctx, env, ref, c)
 	if err != nil {
 		return err
 	}
 	store := signing.Repository{Client: host, Path: image}
 	member, checked, err := signing.VerifyImage(ctx, store, h, t)
+	if err == nil {
+		fmt.Fprintln(env.out, member.Image.Name, member.Version)
+	}
 	printChecked(env, checked)
 	if err != nil {
 		return err
 	}
-	if v, err := release.ParseVersion(tagOf(ref)); err == nil && string(v) != member.Version {
-		return fmt.Errorf("%s is signed, but as a part of release %s: somebody pointed the tag at another version", ref, member.Version)
+	// Who may write to a registry, but has no key, can copy what was signed anywhere.
+	if want := c.Repository(member.Image.Name); want != image {
+		return fmt.Errorf("%s is signed, but as the image %s, which lies in a repository %s: somebody copied it to another's place", ref, member.Image.Name, want)
+	}
+	if tag != "" {
+		if err := c.Bound(tag, member.Version); err != nil {
+			return fmt.Errorf("%s: %w", ref, err)
+		}
 	}
 	releases := signing.Repository{Client: host, Path: c.Releases}
 	artifact, absent, err := host.Digest(ctx, c.Releases, member.Version)
@@ -227,43 +235,34 @@ func printChecked(env environment, checked []signing.Checked) {
 	}
 }
 
-// tagOf is the tag of a reference, or nothing.
-func tagOf(ref string) string {
-	name, _, _ := strings.Cut(ref, "@")
-	_, tag, _ := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")
-	return tag
-}
-
-// resolve opens an image's registry and finds its digest. The releases lie
-// beside the image: below the same prefix.
-func resolve(ctx context.Context, ref, releases string, plain bool) (*registry.Client, string, v1.Hash, error) {
-	var none v1.Hash
+// resolve opens an image's registry and finds its digest and the tag that led to
+// it, if one did. The releases lie beside the image: below the same prefix.
+func resolve(ctx context.Context, env environment, ref string, config *release.Config) (c *registry.Client, image, tag string, h v1.Hash, err error) {
 	name, text, pinned := strings.Cut(ref, "@")
-	slash := strings.LastIndex(name, "/")
-	if slash < 0 {
-		return nil, "", none, fmt.Errorf("%q is neither a folder nor an image; write REGISTRY/REPOSITORY[:TAG][@DIGEST]", ref)
+	if slash := strings.LastIndex(name, "/"); slash >= 0 {
+		var after string
+		if after, tag, _ = strings.Cut(name[slash:], ":"); tag == "" && !pinned {
+			tag = "latest"
+		}
+		name = name[:slash] + after
 	}
-	address, image := name[:slash], name[slash+1:]
-	image, tag, tagged := strings.Cut(image, ":")
-	if !tagged {
-		tag = "latest"
-	}
-	c, err := registry.Open(ctx, address, []string{image, releases}, registry.Options{ReadOnly: true, PlainHTTP: plain})
-	if err != nil {
-		return nil, "", none, err
+	address, image, ok := config.Split(name)
+	if !ok {
+		return nil, "", "", h, fmt.Errorf("%q is neither a folder nor an image; write REGISTRY/REPOSITORY[:TAG][@DIGEST]", ref)
 	}
 	if pinned {
-		h, err := v1.NewHash(text)
-		if err != nil {
-			return nil, "", none, fmt.Errorf("%q: %w", ref, err)
+		if h, err = v1.NewHash(text); err != nil {
+			return nil, "", "", h, fmt.Errorf("%q: %w", ref, err)
 		}
-		return c, image, h, nil
+	}
+	if c, err = registry.Open(ctx, address, []string{image, config.Releases}, registry.Options{ReadOnly: true, Log: env.notice}); err != nil || pinned {
+		return c, image, tag, h, err
 	}
 	h, absent, err := c.Digest(ctx, image, tag)
 	if err == nil && absent {
 		err = fmt.Errorf("%s/%s has no tag %s", address, image, tag)
 	}
-	return c, image, h, err
+	return c, image, tag, h, err
 }
 
 // publication adds the flags that every command with a release configuration has.
@@ -428,24 +427,15 @@ func runReleaseShow(ctx context.Context, env environment, args []string) error {
 }
 
 func runReleaseMirror(ctx context.Context, env environment, args []string) error {
-	flags := flag.NewFlagSet("release-mirror", flag.ContinueOnError)
-	plain := flags.Bool("plain-http", false, "the destination has no TLS")
-	open := publication(flags, env)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() != 2 {
-		return errors.New("release-mirror takes a VERSION and a DEST registry, HOST[:PORT][/PREFIX]")
-	}
-	v, err := release.ParseVersion(flags.Arg(0))
+	o, rest, err := parsed(ctx, env, "release-mirror", args, 2)
 	if err != nil {
 		return err
 	}
-	o, err := open(ctx)
+	v, err := release.ParseVersion(rest[0])
 	if err != nil {
 		return err
 	}
-	return release.Mirror(ctx, o, v, release.Registry{Address: strings.TrimSuffix(flags.Arg(1), "/"), PlainHTTP: *plain})
+	return release.Mirror(ctx, o, v, release.Registry{Address: strings.TrimSuffix(rest[1], "/")})
 }
 
 func runReleaseRollback(ctx context.Context, env environment, args []string) error {

@@ -32,6 +32,7 @@ func TestReleaseByCommands(t *testing.T) {
 		}
 		return out
 	}
+	var newest string
 	for _, v := range []string{"1.0.0", "1.0.1"} {
 		folder := filepath.Join(t.TempDir(), "dist")
 		if _, err := disttest.Small(v).Write(folder); err != nil {
@@ -45,6 +46,7 @@ func TestReleaseByCommands(t *testing.T) {
 			t.Errorf("verify of the folder printed\n%s", out)
 		}
 		must("release", "-config", config, "-dist", folder)
+		newest = folder
 	}
 	if out := must("release-list", "-config", config); !strings.HasPrefix(out, "1.0.1") || !strings.Contains(strings.Split(out, "\n")[0], "1 1.0 latest") {
 		t.Errorf("release-list printed\n%s", out)
@@ -53,24 +55,42 @@ func TestReleaseByCommands(t *testing.T) {
 	if !strings.Contains(shown, "linux/arm64") || !strings.Contains(shown, "SPDX SBOM") {
 		t.Errorf("release-show printed\n%s", shown)
 	}
-	if out := must("verify", "-config", config, address+"/toolbox:1.0"); !strings.HasSuffix(out, "verified\n") {
+	if out := must("verify", "-config", config, address+"/toolbox:1.0"); !strings.HasPrefix(out, "toolbox 1.0.1\n") || !strings.HasSuffix(out, "verified\n") {
 		t.Errorf("verify printed\n%s", out)
 	}
-	// Somebody points the tag of a version at another, as good, one.
+	// Somebody who has no key points tags at what is signed, but not as that.
 	c, err := registry.Open(t.Context(), address, []string{"toolbox"}, registry.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	old, _, err := c.Fetch(t.Context(), "toolbox", "1.0.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tag, want := range map[string]string{"v1.0.7": "signed as 1.0.0", "1.1": "signed as 1.0.0", "stable": "ask by digest"} {
+		if err := c.PutManifest(t.Context(), "toolbox", tag, old); err != nil {
+			t.Fatal(err)
+		}
+		if out, _, err := supplychain("verify", "-config", config, address+"/toolbox:"+tag); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("verify of 1.0.0 as %s gave %v\n%s", tag, err, out)
+		}
+	}
+	// Or copies all that belongs to one image to the place of another.
+	swapped := filepath.Join(t.TempDir(), "release.yaml")
+	text, err := os.ReadFile(config)
 	if err == nil {
-		err = c.PutManifest(t.Context(), "toolbox", "v1.0.7", old)
+		err = os.WriteFile(swapped, bytes.Replace(text, []byte("repositories: {}"), []byte("repositories: {toolbox: tools/loomcycle, loomcycle: toolbox}"), 1), 0o644)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := supplychain("verify", "-config", config, address+"/toolbox:v1.0.7"); err == nil || !strings.Contains(err.Error(), "as a part of release 1.0.0") {
-		t.Errorf("verify of a version tag on another version: %v", err)
+	variables["RELEASE_REGISTRY"], variables["RELEASE_SMOKE"] = mirror+"/swapped", "-"
+	must("release", "-config", swapped, "-dist", newest)
+	must("verify", "-config", swapped, mirror+"/swapped/tools/loomcycle")
+	if _, _, err := supplychain("verify", "-config", config, mirror+"/swapped/toolbox:1.0.1"); err == nil || !strings.Contains(err.Error(), "as the image loomcycle") {
+		t.Errorf("verify of the runtime in the toolbox's place gave %v", err)
 	}
+	variables["RELEASE_REGISTRY"] = address
 	folder := t.TempDir()
 	must("pins", "-config", config, "-out", folder, "1.0.0")
 	compose, err := os.ReadFile(filepath.Join(folder, "compose.pins.yaml"))
