@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"golang.org/x/sys/unix"
 )
 
 const otherToken = "other-token-0123456789abcdef"
@@ -35,9 +36,10 @@ func TestAnotherPrincipal(t *testing.T) {
 	id := mine.open(m{})
 	mine.exec(id, "echo secret > f")
 	unknown := "sbx-" + strings.Repeat("a", len(id)-4)
-	for tool, args := range map[string]m{
+	tools := map[string]m{
 		"sandbox_exec": {"command": "cat f"}, "sandbox_read": {"path": "f"}, "sandbox_write": {"path": "f", "content": "x"}, "sandbox_touch": {}, "sandbox_close": {},
-	} {
+	}
+	for tool, args := range tools {
 		args["session_id"] = id
 		foreign := other.call(tool, args)
 		args["session_id"] = unknown
@@ -57,22 +59,25 @@ func TestAnotherPrincipal(t *testing.T) {
 	}
 
 	t.Run("timing", func(t *testing.T) {
-		var foreign, absent []time.Duration
-		for range 300 { // interleaved, so that the machine's moods hit both
-			for _, x := range []struct {
-				id   string
-				into *[]time.Duration
-			}{{id, &foreign}, {unknown, &absent}} {
-				began := time.Now()
-				other.call("sandbox_touch", m{"session_id": x.id})
-				*x.into = append(*x.into, time.Since(began))
+		for tool, args := range tools {
+			var foreign, absent []time.Duration
+			for range 300 { // interleaved, so that the machine's moods hit both
+				for _, x := range []struct {
+					id   string
+					into *[]time.Duration
+				}{{id, &foreign}, {unknown, &absent}} {
+					args["session_id"] = x.id
+					began := time.Now()
+					other.call(tool, args)
+					*x.into = append(*x.into, time.Since(began))
+				}
 			}
-		}
-		slices.Sort(foreign)
-		slices.Sort(absent)
-		a, b := p50(foreign), p50(absent)
-		if diff := (a - b).Abs(); diff > max(a, b)/4 {
-			t.Errorf("another's id takes %v, an unknown one %v", a, b)
+			slices.Sort(foreign)
+			slices.Sort(absent)
+			a, b := p50(foreign), p50(absent)
+			if diff := (a - b).Abs(); diff > max(a, b)/4 {
+				t.Errorf("%s: another's id takes %v, an unknown one %v", tool, a, b)
+			}
 		}
 	})
 	if a := mine.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 1 sessions" {
@@ -85,11 +90,15 @@ func TestPathTricks(t *testing.T) {
 	c := s.client()
 	id := c.open(m{})
 	c.exec(id, "ln -s / root; ln -s /etc/passwd passwd; ln -s ../../etc up; mkfifo fifo; ln -s loop loop; mkdir d; ln -s /proc/self/environ environ")
+	// /tmp is the session's to write: what stops a path there is the path alone.
+	const outside, held = "cd /tmp && ls -A && cat hostname", "hostname\nsecret\n"
+	c.exec(id, "echo secret > /tmp/hostname; ln -s /tmp tmp; ln -s ../tmp up.tmp; ln -s /tmp/hostname link; ln -s /tmp/new dangling")
 	for _, path := range []string{
+		"../tmp/hostname", "/tmp/hostname", "/work/../tmp/hostname", "d/../../tmp/hostname", "tmp/hostname", "up.tmp/hostname", "link", "root/tmp/hostname", "../tmp/new", "tmp/new", "tmp/d/new", "dangling",
 		"../etc/passwd", "d/../../etc/passwd", "/etc/passwd", "//etc/passwd", "/work/../etc/passwd", "root/etc/passwd", "passwd", "up/passwd", "fifo", "loop", "environ", "a\x00b", ".", "", "/work", strings.Repeat("a/", 2000) + "b", strings.Repeat("n", 300),
 	} {
 		began := time.Now()
-		if a := c.call("sandbox_read", m{"session_id": id, "path": path}); !a.IsError || strings.Contains(a.Text, "root:x:0") {
+		if a := c.call("sandbox_read", m{"session_id": id, "path": path}); !a.IsError || strings.Contains(a.Text, "root:x:0") || strings.Contains(a.Text, "secret") {
 			t.Errorf("read %.40q: %+v", path, a)
 		}
 		if path == "loop" || strings.HasPrefix(path, "a/") {
@@ -102,52 +111,96 @@ func TestPathTricks(t *testing.T) {
 			t.Errorf("%.40q took %v", path, time.Since(began))
 		}
 	}
+	if a := c.exec(id, outside); a.Text != held {
+		t.Errorf("outside of /work there is now %q", a.Text)
+	}
 
-	// A writer swaps a directory for a link to /etc as fast as it can.
-	go c.call("sandbox_exec", m{"session_id": id, "command": "mkdir -p x.d; echo fine > x.d/hostname; while :; do ln -sfn /etc x.l; mv -T x.d x; mv -T x x.d; mv -T x.l x; rm x; done 2>/dev/null", "timeout_seconds": 6})
+	// A directory and a link to /tmp change places as fast as they can.
+	c.exec(id, "mkdir x; echo fine > x/hostname; ln -s /tmp y")
+	swap := fmt.Sprintf(`perl -e 'my ($x, $y) = ("x", "y"); 1 while syscall(%d, %d, $x, %[2]d, $y, %d) >= 0'`, unix.SYS_RENAMEAT2, unix.AT_FDCWD, unix.RENAME_EXCHANGE)
+	go c.call("sandbox_exec", m{"session_id": id, "command": swap, "timeout_seconds": 6})
 	deadline := time.Now().Add(5 * time.Second)
+	done, refused := 0, 0
 	for n := 0; time.Now().Before(deadline); n++ {
-		if a := c.call("sandbox_read", m{"session_id": id, "path": "x/hostname"}); !a.IsError && a.Text != "fine\n" && a.Text != "mine" {
+		a := c.call("sandbox_read", m{"session_id": id, "path": "x/hostname"})
+		if !a.IsError && a.Text != "fine\n" && a.Text != "mine" {
 			t.Fatalf("after %d tries a swapped link was followed: %+v", n, a)
 		}
-		c.call("sandbox_write", m{"session_id": id, "path": "x/hostname", "content": "mine"})
+		for _, a := range []answer{a, c.call("sandbox_write", m{"session_id": id, "path": "x/hostname", "content": "mine"})} {
+			if a.IsError {
+				refused++
+			} else {
+				done++
+			}
+		}
+	}
+	t.Logf("%d calls met the directory, %d the link", done, refused)
+	if done == 0 || refused == 0 {
+		t.Error("they did not change places")
+	}
+	if a := c.exec(id, outside); a.Text != held {
+		t.Errorf("a swapped link was written through: %q", a.Text)
 	}
 }
 
-// Ways out of the container, each of which has to fail.
+// Ways out of the container, each of which has to fail there, and to work in a
+// container with what the cage takes away: flags of podman run.
 func TestEscapes(t *testing.T) {
 	s := start(t, "runc", nil)
 	c := s.client()
 	id := c.open(m{})
-	for name, command := range map[string]string{
-		"mount":              "mount -t tmpfs none /tmp",
-		"user namespace":     "unshare -Ur mount -t tmpfs none /tmp",
-		"remount root":       "mount -o remount,rw /",
-		"write root":         "touch /usr/bin/x",
-		"write the agent":    "echo x > /run/loomcycle-agent/session-agent",
-		"setuid":             "cp /bin/bash sh && chmod u+s sh && ./sh -p -c '[ $(id -u) = 0 ]'",
-		"an existing one":    "[ \"$(su -c 'id -u' </dev/null 2>/dev/null)\" = 0 ]",
-		"device":             "mknod dev c 1 1",
-		"core pattern":       "echo x > /proc/sys/kernel/core_pattern",
-		"sysrq":              "echo h > /proc/sysrq-trigger",
-		"cgroup":             "mkdir /sys/fs/cgroup/x || echo 1 > /sys/fs/cgroup/cgroup.procs || echo -1 > /sys/fs/cgroup/memory/memory.limit_in_bytes",
-		"raw socket":         "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
-		"packet socket":      "python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'",
-		"network":            "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 2)'",
-		"other processes":    "[ -d /proc/2/root/work ] && ls /proc/[0-9]*/root/ | grep -q dev.kvm",
-		"the agent's stdio":  "echo x > /proc/1/fd/1",
-		"the agent's memory": "cat /proc/1/mem",
-		"kill the agent":     "kill -9 1; sleep 0.2; exit 1",
-		"ptrace":             "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0 else 1)'",
-		"kernel keys":        "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(248, b\"user\", b\"x\", b\"y\", 1, -3) > 0 else 1)'",
-		"bpf":                "python3 -c 'import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0 else 1)'",
-		"raise a limit":      "ulimit -Hn 100000",
-		"engine socket":      "ls /run/podman /var/run/docker.sock /run/docker.sock 2>/dev/null | grep .",
+	// sys makes a system call: perl is in every Debian, mount and ctypes are not.
+	const sys = `sys() { perl -e 'my @a = map { /^-?\d+$/ ? $_ + 0 : $_ } @ARGV; exit(syscall(shift @a, @a) < 0)' "$@"; }; `
+	root, privileged := []string{"--user", "0"}, []string{"--user", "0", "--privileged"}
+	mine := filepath.Join(t.TempDir(), "mine")
+	if err := os.WriteFile(mine, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, command string
+		without       []string // nil: what it takes, or what it is aimed at, is not to be had on every machine
+	}{
+		{"mount", fmt.Sprintf("sys %d none /tmp tmpfs 0 0", unix.SYS_MOUNT), privileged},
+		{"root of a user namespace", "unshare -Ur touch /usr/bin/x", root},
+		{"remount root", fmt.Sprintf("sys %d none / none %d 0", unix.SYS_MOUNT, unix.MS_REMOUNT), append(privileged, "--read-only")},
+		{"write root", "touch /usr/bin/x", root},
+		{"write the agent", "echo x >> /run/loomcycle-agent/session-agent", append(root, "-v", mine+":/run/loomcycle-agent/session-agent")},
+		{"setuid", "(sleep 5 | su >/dev/null 2>&1 &); for i in {1..20}; do sleep 0.1; ps -o euid= -C su | grep -qw 0 && exit 0; done; exit 1", []string{}},
+		{"device", "mknod dev c 1 1", append(root, "--cap-add", "MKNOD")},
+		{"core pattern", "exec 3>>/proc/sys/kernel/core_pattern", privileged},
+		{"sysrq", "exec 3>>/proc/sysrq-trigger", nil},
+		{"cgroup", "mkdir /sys/fs/cgroup/x || mkdir /sys/fs/cgroup/memory/x", privileged},
+		{"raw socket", "perl -e 'exit !socket(S, 2, 3, 1)'", append(root, "--cap-add", "NET_RAW")},
+		{"packet socket", "perl -e 'exit !socket(S, 17, 3, 768)'", append(root, "--cap-add", "NET_RAW")},
+		{"network", "ls /sys/class/net | grep -vx lo", []string{"--network", "host"}},
+		{"other processes", "! grep -q session-agent /proc/1/cmdline", []string{"--pid", "host"}},
+		{"the agent's stdio", "(echo x > /proc/1/fd/1) > /dev/null", []string{}},
+		{"the agent's memory", "exec 3</proc/1/mem", []string{}},
+		{"ptrace", fmt.Sprintf("sys %d %d 1 0 0", unix.SYS_PTRACE, unix.PTRACE_SEIZE), append(root, "--cap-add", "SYS_PTRACE")},
+		{"kernel keys", fmt.Sprintf("sys %d user x y 1 -3", unix.SYS_ADD_KEY), []string{"--security-opt", "seccomp=unconfined"}},
+		{"bpf", fmt.Sprintf(`perl -e 'my $map = pack("L4", 2, 4, 4, 1) . "\0" x 112; exit(syscall(%d, 0, $map, length $map) < 0)'`, unix.SYS_BPF), privileged},
+		{"raise a limit", "ulimit -Hn 100000", nil},
+		{"engine socket", "ls /run/podman /var/run/docker.sock /run/docker.sock 2>/dev/null | grep .", []string{"-v", filepath.Dir(mine) + ":/run/podman"}},
 	} {
-		if a := c.exec(id, command); !a.IsError || strings.Contains(a.Text, "timed out") {
-			t.Errorf("%s: %q succeeded: %q", name, command, a.Text)
+		a := c.exec(id, sys+tc.command)
+		if !a.IsError || strings.Contains(a.Text, "timed out") {
+			t.Errorf("%s: %q succeeded: %q", tc.name, tc.command, a.Text)
+		}
+		if code := a.Structured["exit_code"]; code == 126.0 || code == 127.0 {
+			t.Errorf("%s: %q was not tried: %q", tc.name, tc.command, a.Text)
+		}
+		if tc.without == nil {
+			continue
+		}
+		args := append([]string{"--runtime", s.env["SANDBOX_RUNTIME"], "run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"}, tc.without...)
+		if !slices.Contains(args, "--network") {
+			args = append(args, "--network", "none")
+		}
+		if out, err := s.podman.Command(append(args, s.env["SANDBOX_IMAGE"], "bash", "-c", sys+tc.command)...).CombinedOutput(); err != nil {
+			t.Errorf("%s: %q cannot fail: with %v too it ends with %v: %s", tc.name, tc.command, tc.without, err, out)
 		}
 	}
+	c.exec(id, "kill -9 1; kill -STOP 1; kill -9 -1")
 	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
 		t.Errorf("after it all: %+v", a)
 	}
@@ -182,7 +235,8 @@ func TestResourceAttacks(t *testing.T) {
 			t.Errorf("%s: another session answers %+v", tc.name, b)
 		}
 		eventually(t, 10*time.Second, tc.name+" leaves no process", func() bool {
-			return c.exec(id, "ps -eo stat,args --no-headers | grep -v -e session-agent -e 'ps -eo' -e grep -e 'bash -c' || true").Text == ""
+			// But the agent, and the session of the command that looks.
+			return c.exec(id, "ps -eo pid=,sid=,args= | while read pid sid args; do [ $pid = 1 ] || [ $sid = $$ ] || echo $args; done").Text == ""
 		})
 		t.Logf("%s: %v", tc.name, time.Since(began))
 	}
@@ -301,6 +355,45 @@ func TestHTTPAttacks(t *testing.T) {
 		t.Errorf("after it all: %+v", a)
 	}
 	eventually(t, 60*time.Second, "the sidecar's memory is flat again", func() bool { return s.rss(t) < before+40 })
+}
+
+// Many readers of a large file who take no answer: what they hold is bounded, and
+// another principal is answered meanwhile.
+func TestUntakenFiles(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
+	c, other := s.client(), s.as(map[string]string{"Authorization": "Bearer " + otherToken})
+	id, theirs := c.open(m{}), other.open(m{})
+	make16 := "head -c 16M /dev/zero | tr '\\0' x > f"
+	c.exec(id, make16)
+	other.exec(theirs, make16)
+	before := s.rss(t)
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": "sandbox_read", "arguments": m{"session_id": id, "path": "f", "encoding": "base64"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const readers = 60 // of 22 MiB each
+	most := before
+	for range readers {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json\r\nContent-Length: %d\r\n\r\n%s", conn.RemoteAddr(), token, len(body), body)
+	}
+	for began := time.Now(); time.Since(began) < 12*time.Second; { // what all of them would have come in
+		if a := other.call("sandbox_read", m{"session_id": theirs, "path": "f"}); a.IsError || len(a.Text) != 16<<20 {
+			t.Fatalf("another principal's read: %d bytes, %.200s", len(a.Text), a.Text)
+		}
+		most = max(most, s.rss(t))
+	}
+	if a := c.exec(id, "echo served"); a.Text != "served\n" {
+		t.Errorf("a small answer meanwhile: %+v", a)
+	}
+	t.Logf("the sidecar's memory: %d MiB, then up to %d MiB", before, most)
+	if most > before+768 {
+		t.Errorf("the sidecar's memory grew from %d to %d MiB", before, most)
+	}
 }
 
 type zeros struct{}

@@ -39,6 +39,10 @@ func TestTextForms(t *testing.T) {
 				{"sandbox_read", m{"path": "d/f.txt"}, "héllo", false},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2}, "h\n[read truncated: bytes 0 to 1 of 6; go on with offset 1]", false},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2, "offset": 1}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]", false},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1, "offset": 1}, "max_bytes: 1 does not hold the character at offset 1: ask for 4 or more", true},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1 << 40}, "héllo", false}, // cut to the operator's limit, which does not matter
+				{"sandbox_read", m{"path": "bin", "max_bytes": 1 << 40, "encoding": "base64"}, "AP8=", false},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": 9}, "", false},
 				{"sandbox_read", m{"path": "bin"}, "encoding: bin is not UTF-8 text; read it with encoding base64", true},
 				{"sandbox_read", m{"path": "bin", "encoding": "base64"}, "AP8=", false},
 				{"sandbox_read", m{"path": "nothing"}, "path: nothing: no such file or directory", true},

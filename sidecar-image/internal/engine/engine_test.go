@@ -134,14 +134,20 @@ func TestSession(t *testing.T) {
 				if err != nil || size != 1<<20 || !bytes.Equal(got, content) {
 					t.Errorf("read back %d of %d bytes, %v", len(got), size, err)
 				}
-				for _, path := range []string{"../etc/passwd", "/etc/passwd", "link", "a/../../etc/passwd", "", ".", "fifo", "dev/null", "a\x00b"} {
-					(&container{Conn: c.Conn, t: t}).sh("ln -sfn /etc/passwd link; ln -sfn /dev dev; [ -p fifo ] || mkfifo fifo", 5*time.Second)
+				// /tmp is the session's to write: nothing but the path stands in the way.
+				inside := &container{Conn: c.Conn, t: t}
+				inside.sh("echo secret > /tmp/x", 5*time.Second)
+				for _, path := range []string{"../etc/passwd", "/etc/passwd", "link", "a/../../etc/passwd", "", ".", "fifo", "dev/null", "a\x00b", "../tmp/x", "/tmp/x", "a/../../tmp/x", "tmp/x", "tmp/new", "x", "new"} {
+					inside.sh("ln -sfn /etc/passwd link; ln -sfn /dev dev; ln -sfn /tmp tmp; ln -sfn /tmp/x x; ln -sfn /tmp/new new; [ -p fifo ] || mkfifo fifo", 5*time.Second)
 					if b, _, err := c.ReadFile(t.Context(), wire.Read{Path: path, Max: 100}); err == nil {
 						t.Errorf("read %q gave %q", path, b)
 					}
 					if err := c.WriteFile(t.Context(), path, 0, []byte("x")); err == nil {
 						t.Errorf("write %q was done", path)
 					}
+				}
+				if out, _ := inside.sh("cd /tmp && ls -A && cat x", 5*time.Second); out != "x\nsecret\n" {
+					t.Errorf("outside of /work there is now %q", out)
 				}
 				if err := c.WriteFile(t.Context(), "big", 0, make([]byte, 80<<20)); err == nil || !strings.Contains(err.Error(), "no space") {
 					t.Errorf("a write above the tmpfs's size: %v", err)
@@ -217,6 +223,45 @@ func TestSession(t *testing.T) {
 				}
 				t.Logf("gone after %v", time.Since(began))
 			})
+		})
+	}
+}
+
+// The agent runs under the session's uid, so a command may lower its limits, and
+// with them what it knows a command's processes by and finds them with. They end all
+// the same: alone, with all others of the session, or with the container.
+func TestLimitsOfTheAgent(t *testing.T) {
+	p := enginetest.New(t)
+	for _, rt := range runtimes {
+		t.Run(rt, func(t *testing.T) {
+			e := enginetest.Open(t, p.Options(t, rt))
+			for _, first := range []string{"true", "prlimit --pid 1 --rss=5:5", "prlimit --pid 1 --rss=0:0"} {
+				c := open(t, e, p.Image, nil)
+				if _, exit := c.sh(first, 5*time.Second); exit.Code != 0 && rt != "runsc" {
+					t.Errorf("%s: exit %d", first, exit.Code)
+				}
+				if _, exit := c.sh("(setsid env -i setsid sleep 2222 &); sleep 5555", 500*time.Millisecond); !exit.TimedOut {
+					t.Errorf("%s: it did not time out", first)
+				}
+				if out, _ := c.sh("ps -eo args | grep '^sleep' || true", 5*time.Second); out != "" {
+					t.Errorf("%s: left: %s", first, out)
+				}
+			}
+			c := open(t, e, p.Image, nil)
+			_, exit, err := c.Exec(t.Context(), wire.Exec{Command: "(setsid sleep 2222 &); prlimit --pid 1 --nofile=3:3; echo; sleep 5555", Timeout: 500 * time.Millisecond, MaxOutput: 100}, nil, nil)
+			if err == nil && !exit.TimedOut || err != nil && !errors.Is(err, host.ErrLost) {
+				t.Errorf("with few files: %+v, %v", exit, err)
+			}
+			for end := time.Now().Add(10 * time.Second); rt != "runsc"; time.Sleep(10 * time.Millisecond) {
+				if state, ok, err := e.Inspect(t.Context(), c.id); err != nil {
+					t.Fatal(err)
+				} else if !ok || !state.Running {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("an agent that cannot look for processes goes on, and they with it")
+				}
+			}
 		})
 	}
 }

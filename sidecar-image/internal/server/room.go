@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// room bounds the request bodies that are held at once, in bytes: all of it is
+// room bounds the request bodies, or the answers, that are held at once, in bytes: all of it is
 // for everyone together, half of it for any one principal.
 type room struct {
 	size int64
@@ -26,7 +26,7 @@ func newRoom(size int64) *room {
 	return &room{size: size, all: semaphore.NewWeighted(size), shares: map[string]*share{}}
 }
 
-// place is what one body takes of a room.
+// place is what one of them takes of a room.
 type place struct {
 	room      *room
 	principal string

@@ -115,6 +115,7 @@ func (m *Manager) adopt(ctx context.Context) error {
 				m.remove(rec, nil)
 				continue
 			}
+			s.Measure()
 		}
 		m.sessions[rec.ID] = s
 		m.total++

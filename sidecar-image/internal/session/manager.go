@@ -242,6 +242,7 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	s = &Session{Record: w.rec, m: m, held: held, conn: conn, lastUsed: now, saved: now}
 	if held != nil {
 		held.Touch(now)
+		s.Measure()
 	}
 	m.mu.Lock()
 	m.sessions[s.ID] = s

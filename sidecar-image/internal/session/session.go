@@ -91,9 +91,12 @@ type Session struct {
 	running  int
 	closed   bool
 
-	first     sync.Once // measures what the workspace held before this sidecar had it
-	measuring sync.Mutex
-	used      int64 // bytes in the workspace when last measured
+	sized   bool          // the workspace has been measured
+	used    int64         // bytes in it when last measured
+	least   int64         // bytes in it since it has been over its quota, at the least
+	walk    chan struct{} // closed when the next walk through it has ended; nil when none is asked for
+	walking chan struct{} // the same of the walk under way; nil when nobody makes any
+	patrol  *time.Timer   // asks for the next when nobody does
 }
 
 // Use marks the session used and keeps it from idling until the returned
@@ -221,13 +224,44 @@ func (e *ErrQuota) Error() string {
 	return fmt.Sprintf("the workspace holds %d MiB and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): delete something", e.Used>>20, e.Quota>>20)
 }
 
+// errGrew is what the owner of a session is told that went on writing.
+var errGrew = errors.New("the session was closed: its workspace was over its quota (SANDBOX_WORKSPACE_QUOTA_MB) and went on to grow; open a new session and delete something first")
+
+// errUnmeasured says that a command, or its caller, had no time to wait.
+var errUnmeasured = errors.New("the workspace is still being measured for its quota; try again in a moment")
+
+const (
+	guardEvery = time.Second
+	// patrolEvery is how often a workspace is measured in which no command runs:
+	// background processes may write. A large one is measured less often.
+	patrolEvery  = 10 * time.Second
+	patrolFactor = 20 // times what the last walk took
+	// growth is the part of its quota by which a workspace that is over it may grow
+	// further, so that a line of output or an index does not close the session.
+	growth = 16
+)
+
+func (s *Session) limited() bool { return s.held != nil && s.m.cfg.Workspaces.Quota() > 0 }
+
 // Quota returns an *ErrQuota when the session's workspace is over its quota,
-// by its last measurement.
-func (s *Session) Quota() error {
-	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
+// by its last measurement; it waits for the first one until ctx ends.
+func (s *Session) Quota(ctx context.Context) error {
+	if !s.limited() {
 		return nil
 	}
-	s.first.Do(func() { s.measure() })
+	s.mu.Lock()
+	sized, first := s.sized, (<-chan struct{})(s.walking)
+	s.mu.Unlock()
+	if !sized {
+		if first == nil {
+			first = s.Measure()
+		}
+		select {
+		case <-first:
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", errUnmeasured, context.Cause(ctx))
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used <= s.m.cfg.Workspaces.Quota() {
@@ -238,12 +272,18 @@ func (s *Session) Quota() error {
 
 // Guard measures the workspace while a command runs and ends its context with
 // an *ErrQuota when it grows above the quota. A command that only deletes is
-// let be, unless the tree is too deep to see that. stop ends the guard and measures once more.
-func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func()) {
-	if s.held == nil || s.m.cfg.Workspaces.Quota() == 0 {
-		return ctx, func() {}
+// let be, unless the tree is too deep to see that. It waits for the first
+// measurement until ctx ends, but no longer than patience. stop ends the guard and
+// has the workspace measured once more.
+func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded context.Context, stop func(), err error) {
+	if !s.limited() {
+		return ctx, func() {}, nil
 	}
-	s.first.Do(func() { s.measure() })
+	waiting, cancelWait := context.WithTimeout(ctx, patience)
+	defer cancelWait()
+	if err := s.Quota(waiting); errors.Is(err, errUnmeasured) {
+		return nil, nil, err
+	}
 	guarded, cancel := context.WithCancelCause(ctx)
 	s.mu.Lock()
 	before := s.used
@@ -253,32 +293,106 @@ func (s *Session) Guard(ctx context.Context) (guarded context.Context, stop func
 		for {
 			select {
 			case <-done:
-				s.measure()
 				return
 			case <-time.After(guardEvery):
-				used := s.measure()
-				if q := s.m.cfg.Workspaces.Quota(); used > q && (used > before || used == workspace.Unmeasured) {
-					cancel(&ErrQuota{used, q})
-				}
 			}
+			select {
+			case <-done:
+				return
+			case <-s.Measure():
+			}
+			s.mu.Lock()
+			used, q := s.used, s.m.cfg.Workspaces.Quota()
+			if used > q && (used > before || used == workspace.Unmeasured) {
+				if before <= q {
+					s.least = 0 // what it writes until it is dead is not held against it
+				}
+				cancel(&ErrQuota{used, q})
+			}
+			s.mu.Unlock()
 		}
 	}()
-	return guarded, func() { close(done); cancel(nil) }
+	return guarded, func() { close(done); s.Measure(); cancel(nil) }, nil
 }
 
-const guardEvery = time.Second
-
-// measure walks the workspace, one walk at a time.
-func (s *Session) measure() int64 {
-	s.measuring.Lock()
-	defer s.measuring.Unlock()
-	used, err := s.held.Usage()
+// Measure asks for a walk through the workspace that begins after the call, and
+// returns what is closed when it has ended. One walk is made at a time, and all
+// who ask meanwhile share the next.
+func (s *Session) Measure() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
-		s.used = used
-	} else if !errors.Is(err, os.ErrClosed) { // closed under way
-		s.m.logger(s).Error("a workspace could not be measured; its last size counts", "workspace", s.Workspace, "error", err)
+	if s.closed || !s.limited() {
+		done := make(chan struct{})
+		close(done)
+		return done
 	}
-	return s.used
+	if s.walk == nil {
+		s.walk = make(chan struct{})
+		if s.walking == nil {
+			s.walking = s.walk
+			go s.walks()
+		}
+	}
+	return s.walk
+}
+
+// walks makes the walks that are asked for, and rests after each for as long as
+// it took: one session keeps half a CPU busy at most.
+func (s *Session) walks() {
+	var took time.Duration
+	for {
+		s.mu.Lock()
+		done := s.walk
+		s.walk, s.walking = nil, done
+		if done == nil {
+			every := max(patrolEvery, patrolFactor*took)
+			switch {
+			case s.used == workspace.Unmeasured: // time to delete is all that it needs
+			case s.patrol != nil:
+				s.patrol.Reset(every)
+			default:
+				s.patrol = time.AfterFunc(every, func() { s.Measure() })
+			}
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		began := time.Now()
+		grew := s.size(s.held.Usage())
+		close(done)
+		took = time.Since(began)
+		if grew && s.close(nil) {
+			s.m.bury(s, errGrew)
+			s.m.finish(s, "quota")
+		}
+		time.Sleep(took)
+	}
+}
+
+// size takes a measurement down, and says whether the workspace grew further
+// while it was over its quota.
+func (s *Session) size(used int64, err error) (grew bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := !s.sized
+	s.sized = true
+	if err != nil {
+		if !errors.Is(err, os.ErrClosed) { // closed under way
+			s.m.logger(s).Error("a workspace could not be measured; its last size counts", "workspace", s.Workspace, "error", err)
+		}
+		return false
+	}
+	s.used = used
+	switch q := s.m.cfg.Workspaces.Quota(); {
+	case used <= q:
+		s.least = 0
+	case used == workspace.Unmeasured:
+		grew = !first // nobody can say that it did not
+	case s.least == 0:
+		s.least = used
+	default:
+		s.least = min(s.least, used)
+		grew = used-s.least > q/growth
+	}
+	return grew
 }

@@ -196,6 +196,9 @@ func (w *liftWriter) Write(p []byte) (int, error) {
 
 var quote = []byte{'"'}
 
+// escaped is how much of a string is escaped at once, in bytes.
+const escaped = 64 << 10
+
 // writeString writes s as a JSON string.
 func writeString(w http.ResponseWriter, s string) error {
 	if strings.IndexByte(s, '"') < 0 && strings.IndexByte(s, '\\') < 0 && !hasControl(s) && utf8.ValidString(s) {
@@ -208,10 +211,21 @@ func writeString(w http.ResponseWriter, s string) error {
 		}
 		return nil
 	}
-	b, err := json.Marshal(s)
-	if err != nil {
-		return err
+	// In pieces: what has to be escaped may take six times its length.
+	_, err := w.Write(quote)
+	for err == nil && s != "" {
+		n := min(len(s), escaped)
+		for n < len(s) && n > escaped-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		var b []byte
+		if b, err = json.Marshal(s[:n]); err == nil {
+			_, err = w.Write(b[1 : len(b)-1])
+		}
+		s = s[n:]
 	}
-	_, err = w.Write(b)
+	if err == nil {
+		_, err = w.Write(quote)
+	}
 	return err
 }

@@ -68,6 +68,7 @@ func TestParked(t *testing.T) {
 	var l Lifted
 	want := map[string]string{"a": "short", "b": strings.Repeat("base64+/", LiftMin), "c": strings.Repeat("quote\" and\nline \\ é\x01", LiftMin), "d": `"lifted:x"`, "e": "lifted:nobody"}
 	out := map[string]string{}
+	want["f"], want["g"] = strings.Repeat("é☃😀\x01", escaped), "\x01"+strings.Repeat("😀", escaped) // characters across the pieces
 	for k, v := range want {
 		out[k] = l.park(v)
 	}

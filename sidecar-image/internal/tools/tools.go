@@ -41,8 +41,20 @@ type Request struct {
 	// long before the client has taken its answer; nil in a batch, where they
 	// may be another call's.
 	Release func()
+	// Hold waits for room for an answer that takes up to n bytes of memory. made
+	// is called once, when the answer is there, with what it takes from then on:
+	// that is kept until the client has it.
+	Hold func(ctx context.Context, n int64) (made func(n int64), err error)
 	Lifted
 }
+
+// MaxAnswer is what Hold is asked for at most, in bytes.
+func (t *Tools) MaxAnswer() int64 { return inMemory(max(t.Config.MaxFile, t.Config.Output.Max)) }
+
+// inMemory is what an answer takes while it is made, of content of so many
+// bytes: that, and the texts made of it (a command's streams alone and together, a
+// file in base64).
+func inMemory(content int64) int64 { return 3*content + 1<<10 }
 
 type requestKey struct{}
 

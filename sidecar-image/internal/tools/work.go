@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
@@ -93,7 +94,16 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	guarded, stop := s.Guard(ctx)
+	made, err := c.http.Hold(ctx, inMemory(limit))
+	if err != nil {
+		return nil, out, err
+	}
+	kept := 0
+	defer func() { made(int64(kept)) }()
+	guarded, stop, err := s.Guard(ctx, m.Timeout)
+	if err != nil {
+		return nil, out, err
+	}
 	began := time.Now()
 	live := make(chan *host.Output, 1)
 	done := make(chan struct{})
@@ -103,13 +113,17 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	got, exit, err := conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
 	close(done)
+	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil {
+		err = over // whatever the connection's end made of it
+	}
 	stop()
 	if err != nil {
 		return nil, out, explain(s, err, "")
 	}
 	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
-	out.Stdout, out.Stderr = c.http.park(text(got.Bytes(host.Stdout, gap))), c.http.park(text(got.Bytes(host.Stderr, gap)))
+	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
+	out.Stdout, out.Stderr = c.http.park(stdout), c.http.park(stderr)
 	out.DurationMS, out.PeakMemory = time.Since(began).Milliseconds(), exit.PeakMemory
 	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
 
@@ -127,7 +141,7 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	for _, n := range out.Notes {
 		line("[note: %s]", n)
 	}
-	if err := s.Quota(); err != nil {
+	if err := s.Quota(ctx); err != nil {
 		out.Notes = append(out.Notes, err.Error())
 		line("[note: %s]", err)
 	}
@@ -140,11 +154,14 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	case exit.Code != 0:
 		line("[exit: %d]", exit.Code)
 	}
+	kept = len(stdout) + len(stderr) + b.Len()
 	return &result{b.String(), exit.TimedOut || exit.Code != 0}, out, nil
 }
 
-// text makes output fit for JSON.
-func text(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+// text makes output fit for JSON. It takes b over.
+func text(b []byte) string {
+	return strings.ToValidUTF8(unsafe.String(unsafe.SliceData(b), len(b)), "\uFFFD")
+}
 
 const (
 	progressEvery = time.Second
@@ -169,14 +186,11 @@ func (c *call) progress(ctx context.Context, token any, began time.Time, live <-
 			if o == nil {
 				continue
 			}
-			b := o.Live()
-			if silent++; len(b) == last && silent < progressQuiet {
+			b, n := o.Live(progressMax)
+			if silent++; n == last && silent < progressQuiet {
 				continue
 			}
-			last, silent = len(b), 0
-			if len(b) > progressMax {
-				b = b[len(b)-progressMax:]
-			}
+			last, silent = n, 0
 			err := c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: time.Since(began).Seconds(), Message: text(b)})
 			if err != nil {
 				return
@@ -261,7 +275,7 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 			return nil, out, fieldError("mode", "%q is not allowed; octal permissions from 0001 to 0777 are", in.Mode)
 		}
 	}
-	if err := s.Quota(); err != nil {
+	if err := s.Quota(ctx); err != nil {
 		return nil, out, err
 	}
 	used, err := s.Use()
@@ -273,7 +287,9 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	if err := conn.WriteFile(ctx, path, uint32(mode), content); err != nil {
+	err = conn.WriteFile(ctx, path, uint32(mode), content)
+	s.Measure()
+	if err != nil {
 		return nil, out, explain(s, err, in.Path)
 	}
 	out = writeOut{workPath + "/" + path, len(content)}
@@ -289,14 +305,19 @@ type readIn struct {
 }
 
 type readOut struct {
-	Path       string `json:"path"`
-	Size       int64  `json:"size" jsonschema:"of the whole file, in bytes"`
-	Offset     int64  `json:"offset"`
-	Bytes      int64  `json:"bytes" jsonschema:"how many this answer holds"`
-	EOF        bool   `json:"eof"`
-	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
-	Encoding   string `json:"encoding"`
+	Path       string   `json:"path"`
+	Size       int64    `json:"size" jsonschema:"of the whole file, in bytes"`
+	Offset     int64    `json:"offset"`
+	Bytes      int64    `json:"bytes" jsonschema:"how many this answer holds"`
+	EOF        bool     `json:"eof"`
+	NextOffset int64    `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
+	Encoding   string   `json:"encoding"`
+	Notes      []string `json:"notes,omitempty"`
 }
+
+// readSlack is by how much a file may have grown since it was asked how large it
+// is, in bytes; of one that grew by more a part is answered, which says so.
+const readSlack = 16 << 10
 
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
@@ -318,8 +339,7 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if in.Offset < 0 {
 		return nil, out, fieldError("offset", "%d is negative; bytes are counted from 0", in.Offset)
 	}
-	var notes []string
-	limit, err := clamp(&notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
+	limit, err := clamp(&out.Notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
 	if err != nil {
 		return nil, out, err
 	}
@@ -332,19 +352,35 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if err != nil {
 		return nil, out, err
 	}
+	// How much there is, before anything is held of it.
+	_, size, err := conn.ReadFile(ctx, wire.Read{Path: path})
+	if err != nil {
+		return nil, out, explain(s, err, in.Path)
+	}
+	left := max(size-in.Offset, 0)
+	if left > limit && in.MaxBytes == nil {
+		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
+	}
+	limit = min(limit, left+readSlack)
+	made, err := c.http.Hold(ctx, inMemory(limit))
+	if err != nil {
+		return nil, out, err
+	}
+	var answer strings.Builder
+	defer func() { made(int64(answer.Len())) }()
 	b, size, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
 	if err != nil {
 		return nil, out, explain(s, err, in.Path)
 	}
 	out.Path, out.Size = workPath+"/"+path, size
 	end := in.Offset + int64(len(b))
-	if end < size && in.MaxBytes == nil {
-		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
-	}
 	if out.Encoding == "utf8" {
 		if end < size {
-			b = wholeRunes(b)
-			end = in.Offset + int64(len(b))
+			whole := wholeRunes(b)
+			if len(whole) == 0 && len(b) > 0 { // whoever went on from here would not move
+				return nil, out, fieldError("max_bytes", "%d does not hold the character at offset %d: ask for %d or more", limit, in.Offset, utf8.UTFMax)
+			}
+			b, end = whole, in.Offset+int64(len(whole))
 		}
 		if !utf8.Valid(b) {
 			return nil, out, fieldError("encoding", "%s is not UTF-8 text; read it with encoding base64", in.Path)
@@ -352,7 +388,6 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	}
 	out.Bytes, out.EOF = int64(len(b)), end >= size
 	// Built in one piece of memory: it may be large.
-	var answer strings.Builder
 	if out.Encoding == "base64" {
 		answer.Grow(base64.StdEncoding.EncodedLen(len(b)) + 256)
 		e := base64.NewEncoder(base64.StdEncoding, &answer)
@@ -366,9 +401,9 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		out.NextOffset = end
 		// Never silently: the caller of a part is told that it is one.
 		fmt.Fprintf(&answer, "\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
-	}
-	for _, n := range notes {
-		answer.WriteString("\n[note: " + n + "]")
+		for _, n := range out.Notes { // to a whole file nothing is added
+			answer.WriteString("\n[note: " + n + "]")
+		}
 	}
 	return &result{text: answer.String()}, out, nil
 }

@@ -6,6 +6,7 @@ package workspace
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -161,9 +162,10 @@ func mkdir(r *os.Root, name string, mode fs.FileMode) error {
 	return nil
 }
 
-// Usage is the size on disk of the workspace in bytes. Directories that the
-// sidecar may not read are left out; a tree that is nested more than MaxDepth
-// directories deep has Unmeasured bytes.
+// Usage is the size on disk of the workspace in bytes, where each file,
+// directory and link counts MinEntry at least. Directories that the sidecar may
+// not read are left out; a tree that is nested more than MaxDepth directories
+// deep has Unmeasured bytes.
 func (h *Held) Usage() (int64, error) {
 	u, err := measure(h.root)
 	return u.bytes, err
@@ -175,6 +177,11 @@ const (
 	// Unmeasured is the size of a workspace that is nested deeper: more than any
 	// quota.
 	Unmeasured = math.MaxInt64
+	// MinEntry is what an entry counts that has fewer blocks, or none, in bytes:
+	// an inode is used up all the same, and a file system may run out of them first.
+	MinEntry = 4096
+	// batch is how many names of a directory are held at once.
+	batch = 1024
 	// hold is how many levels share one open directory: what is below is opened
 	// by its path from there, so that a deep tree takes few descriptors.
 	hold = 16
@@ -199,7 +206,7 @@ func measure(root *os.Root) (walk, error) {
 
 func (w *walk) add(st fs.FileInfo) {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		w.bytes += sys.Blocks * 512
+		w.bytes += max(sys.Blocks*512, MinEntry)
 	}
 }
 
@@ -215,37 +222,49 @@ func (w *walk) dir(base *os.Root, name string, depth int) error {
 		return w.skip(err)
 	}
 	defer dir.Close()
-	names, err := readNames(dir)
+	list, err := dir.Open(".")
 	if err != nil {
 		return w.skip(err)
 	}
-	if w.emptying && len(names) > 0 {
-		if err := emptiable(dir); err != nil {
-			return err
-		}
-	}
-	var below []string
-	for _, n := range names {
-		st, err := dir.Lstat(n)
-		if err != nil {
-			if err := w.skip(err); err != nil {
-				return err
-			}
-			continue
-		}
-		w.add(st)
-		if st.IsDir() {
-			below = append(below, n)
-		}
-	}
+	defer list.Close()
 	if depth%hold == 0 {
 		base, name = dir, "."
-	} else {
-		dir.Close()
 	}
-	for _, n := range below {
-		if err := w.dir(base, filepath.Join(name, n), depth+1); err != nil || w.bytes == Unmeasured {
-			return err
+	for more, checked := true, !w.emptying; more; {
+		names, err := list.Readdirnames(batch)
+		if err != nil && err != io.EOF {
+			return w.skip(err)
+		}
+		if len(names) > 0 && !checked {
+			if err := emptiable(dir); err != nil {
+				return err
+			}
+			checked = true
+		}
+		var below []string
+		for _, n := range names {
+			st, err := dir.Lstat(n)
+			if err != nil {
+				if err := w.skip(err); err != nil {
+					return err
+				}
+				continue
+			}
+			w.add(st)
+			if st.IsDir() {
+				below = append(below, n)
+			}
+		}
+		if more = len(names) == batch; !more { // it is mostly small: open no longer than needed
+			list.Close()
+			if base != dir {
+				dir.Close()
+			}
+		}
+		for _, n := range below {
+			if err := w.dir(base, filepath.Join(name, n), depth+1); err != nil || w.bytes == Unmeasured {
+				return err
+			}
 		}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -58,12 +59,16 @@ type Agent struct {
 
 // New returns an agent for the session directory dir.
 func New(dir, build string) (*Agent, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, fmt.Errorf("looking for the session's directory: %w", err)
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening the session's directory: %w", err)
 	}
-	a := &Agent{work: root, dir: dir, build: build, shell: "/bin/bash", procs: newProcs(),
-		exit: make(chan struct{}), linger: make(chan struct{}, maxLingerings)}
+	a := &Agent{work: root, dir: dir, build: build, shell: "/bin/bash", exit: make(chan struct{}), linger: make(chan struct{}, maxLingerings)}
+	a.procs = newProcs(a.shutdown)
 	if _, err := os.Stat(a.shell); err != nil {
 		a.shell = "/usr/bin/bash"
 	}

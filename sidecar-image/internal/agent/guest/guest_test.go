@@ -79,6 +79,7 @@ func FuzzGuest(f *testing.F) {
 func FuzzGuestFrames(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70"))
 	f.Add([]byte{0x02, 0x06, 0x07, 0x01, 0x08})             // a whole write, then its read and a grant
+	f.Add([]byte{0x03, 0x06, 0x07, 0x13, 0x16, 0x17})       // two of another's file
 	f.Add([]byte{0x02, 0x12, 0x06, 0x16, 0x04, 0x14, 0x00}) // two writes, cancelled
 	f.Fuzz(func(t *testing.T, choices []byte) {
 		attack(t, func(w *wire.Writer, raw io.Writer) {
@@ -93,7 +94,7 @@ func FuzzGuestFrames(f *testing.F) {
 				case 2:
 					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "f", Size: 8, Mode: uint32(i)})
 				case 3:
-					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "../f", Size: -1})
+					err = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: "../f", Size: int64(8 - 9*(i%2))})
 				case 4:
 					err = w.Write(wire.TCancel, stream)
 				case 5:
@@ -168,6 +169,73 @@ func attack(t *testing.T, say func(w *wire.Writer, raw io.Writer)) {
 	})
 	if _, err := os.Stat(filepath.Join(filepath.Dir(dir), "f")); err == nil {
 		t.Fatal("it wrote outside of its directory")
+	}
+}
+
+// Each way out of the session's directory is refused, and nothing is read or made
+// at its end, though the agent may do either there.
+func TestOutside(t *testing.T) {
+	base := t.TempDir()
+	dir, out := filepath.Join(base, "work"), filepath.Join(base, "out")
+	for _, d := range []string{dir, out, filepath.Join(dir, "d")} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(out, "f"), []byte("secret"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for link, to := range map[string]string{"abs": out, "rel": "../out", "file": out + "/f", "new": out + "/new", "up": ".."} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go a.Serve(theirs)
+	_ = ours.SetDeadline(time.Now().Add(10 * time.Second))
+	w, r := wire.NewWriter(ours), wire.NewReader(ours)
+	// end is the last frame of what was asked for on the stream.
+	end := func(stream uint32) wire.Type {
+		for {
+			f, err := r.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Stream == stream && (f.Type == wire.TDone || f.Type == wire.TError) {
+				return f.Type
+			}
+		}
+	}
+	_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: "k"})
+	stream := uint32(0)
+	for path, want := range map[string]wire.Type{
+		"d/f": wire.TDone, "../out/f": wire.TError, "d/../../out/f": wire.TError, out + "/f": wire.TError, "abs/f": wire.TError, "rel/f": wire.TError, "file": wire.TError, "up/out/f": wire.TError,
+		"../out/new": wire.TError, "abs/new": wire.TError, "abs/d/new": wire.TError, "rel/new": wire.TError, "new": wire.TError,
+	} {
+		for _, what := range []string{"write", "read"} {
+			stream++
+			go func(stream uint32) {
+				if what == "read" {
+					_ = w.WriteJSON(wire.TRead, stream, wire.Read{Path: path, Max: 10})
+					return
+				}
+				_ = w.WriteJSON(wire.TWrite, stream, wire.Write{Path: path, Size: 1})
+				_ = w.Write(wire.TData, stream, []byte("x"))
+				_ = w.Write(wire.TEnd, stream)
+			}(stream)
+			if got := end(stream); got != want {
+				t.Errorf("the %s of %s is answered with a frame of type %d", what, path, got)
+			}
+		}
+	}
+	left, err := os.ReadDir(out)
+	if b, _ := os.ReadFile(filepath.Join(out, "f")); err != nil || len(left) != 1 || string(b) != "secret" {
+		t.Errorf("outside there are now %v, and %q", left, b)
 	}
 }
 

@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -21,12 +23,18 @@ import (
 // one byte less of it than the exec before, and prlimit(2) reads it back. A
 // process that lowers its own mark takes one of a later exec, or one that was
 // never given out; the latter dies with whichever exec is killed first.
+//
+// It may lower the agent's limit too (prlimit(2) asks for the same uid and no
+// more), and so take the marks away. From then on nobody can say which exec a
+// process is of, and all of the session's die with the first that is killed.
 type procs struct {
 	mu      sync.Mutex
-	base    uint64
+	base    uint64 // above every mark
 	last    uint64 // execs started so far
-	marks   bool
+	marks   bool   // the kernel has such a limit
+	lost    bool   // it was lowered by another than us
 	waiters map[int]chan waited
+	end     func() // ends the container, and with it every process
 }
 
 type waited struct {
@@ -34,8 +42,8 @@ type waited struct {
 	maxRSS int64 // bytes
 }
 
-func newProcs() *procs {
-	p := &procs{waiters: map[int]chan waited{}, base: 1 << 62}
+func newProcs(end func()) *procs {
+	p := &procs{waiters: map[int]chan waited{}, base: 1 << 62, end: end}
 	var lim unix.Rlimit
 	if err := unix.Prlimit(0, unix.RLIMIT_RSS, nil, &lim); err == nil {
 		p.base, p.marks = min(p.base, lim.Max), true
@@ -54,12 +62,23 @@ func (p *procs) start(path string, argv []string, attr *syscall.ProcAttr) (pid i
 		// A child inherits the limits of its parent, so lowering our own leaves no
 		// moment in which the child is unmarked.
 		if err := unix.Prlimit(0, unix.RLIMIT_RSS, &unix.Rlimit{Cur: mark, Max: mark}, nil); err != nil {
-			p.marks = false
+			if p.last == 0 {
+				p.marks = false
+			} else {
+				p.lost = true
+			}
 		}
 	}
 	p.last = id
 	if pid, err = syscall.ForkExec(path, argv, attr); err != nil {
 		return 0, 0, nil, err
+	}
+	if p.marks {
+		// The limit is never raised, so if it still is the mark the child has got it.
+		var lim unix.Rlimit
+		if unix.Prlimit(0, unix.RLIMIT_RSS, nil, &lim) != nil || lim.Max != p.base-id {
+			p.lost = true
+		}
 	}
 	done = make(chan waited, 1)
 	p.waiters[pid] = done
@@ -89,14 +108,19 @@ func (p *procs) reap() {
 	}
 }
 
-// members lists the live processes of exec id, and those with no known mark.
-func (p *procs) members(id uint64, leader int) []int {
+// members lists the live processes of exec id, and those with no known mark;
+// when the marks are lost all but the agent's own.
+func (p *procs) members(id uint64, leader int) ([]int, error) {
 	p.mu.Lock()
-	last, marks := p.last, p.marks
+	last, marks := p.base-p.last, p.marks
+	if p.lost {
+		last = p.base // the agent's own were started with a higher limit
+	}
 	p.mu.Unlock()
 	var out []int
 	self := os.Getpid()
-	for _, pid := range pids() {
+	all, err := pids()
+	for _, pid := range all {
 		if pid == self {
 			continue
 		}
@@ -112,18 +136,23 @@ func (p *procs) members(id uint64, leader int) []int {
 				out = append(out, pid)
 			}
 		case unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &lim) != nil:
-		case lim.Max == p.base-id, lim.Max < p.base-last:
+		case lim.Max == p.base-id, lim.Max < last:
 			out = append(out, pid)
 		}
 	}
-	return out
+	return out, err
 }
 
 // kill ends every process of an exec and returns when none is left, or after
-// limit.
+// limit. An agent that cannot look for them, because one of them has lowered its
+// limit of open files, ends the container.
 func (p *procs) kill(id uint64, leader int, limit time.Duration) {
 	for clean, round, end := 0, 0, time.Now().Add(limit); clean < 2 && time.Now().Before(end); round++ {
-		victims := p.members(id, leader)
+		victims, err := p.members(id, leader)
+		if err != nil {
+			p.end()
+			return
+		}
 		if len(victims) == 0 {
 			clean++
 			continue
@@ -134,7 +163,7 @@ func (p *procs) kill(id uint64, leader int, limit time.Duration) {
 			for _, pid := range victims {
 				_ = syscall.Kill(pid, syscall.SIGSTOP)
 			}
-			victims = p.members(id, leader)
+			victims, _ = p.members(id, leader)
 		}
 		for _, pid := range victims {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -148,7 +177,8 @@ func (p *procs) kill(id uint64, leader int, limit time.Duration) {
 func (p *procs) forward(sig syscall.Signal, grace time.Duration) {
 	for end := time.Now().Add(grace); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		alive := false
-		for _, pid := range pids() {
+		all, _ := pids()
+		for _, pid := range all {
 			if state, _, _, _ := stat(pid); pid != os.Getpid() && state != 'Z' && state != 0 {
 				alive = true
 				if sig != 0 {
@@ -163,28 +193,31 @@ func (p *procs) forward(sig syscall.Signal, grace time.Duration) {
 	}
 }
 
-func pids() []int {
+func pids() ([]int, error) {
 	d, err := os.Open("/proc")
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer d.Close()
-	names, _ := d.Readdirnames(-1)
+	names, err := d.Readdirnames(-1)
 	out := make([]int, 0, len(names))
 	for _, n := range names {
 		if pid, err := strconv.Atoi(n); err == nil {
 			out = append(out, pid)
 		}
 	}
-	return out
+	return out, err
 }
 
 // stat reads what proc_pid_stat(5) says after the command's name; state is 0
-// when the process is gone.
+// when the process is gone, and a question mark when it cannot be told.
 func stat(pid int) (state byte, ppid, pgrp, session int) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
 		return 0, 0, 0, 0
+	case err != nil:
+		return '?', 0, 0, 0
 	}
 	s := string(b)
 	// The name may hold spaces and parentheses, chosen by the process.

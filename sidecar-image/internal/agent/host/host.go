@@ -283,11 +283,13 @@ const maxRun = 1<<31 - 1 // bytes
 func (r outputRun) n() int       { return int(r >> 1) }
 func (r outputRun) stderr() bool { return r&1 == 1 }
 
-// Live returns the bytes that have arrived so far.
-func (o *Output) Live() []byte {
+// Live returns the last of the bytes that have arrived so far, most at most, and
+// how many there are.
+func (o *Output) Live(most int) ([]byte, int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return bytes.Clone(o.buf)
+	n := len(o.buf)
+	return bytes.Clone(o.buf[max(0, n-most):]), n
 }
 
 func (o *Output) add(f wire.Frame, limit int) error {
