@@ -426,7 +426,7 @@ func TestCancel(t *testing.T) {
 	}
 	d := time.Since(stopped)
 	t.Logf("it took %v to stop", d)
-	if d > 30*time.Second {
+	if d > 5*time.Second { // when mage ends the process, whatever it does
 		t.Error("that is too long")
 	}
 	left, err := os.ReadDir(filepath.Dir(o.Dist))

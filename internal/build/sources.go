@@ -8,7 +8,9 @@ import (
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/moby/buildkit/client/llb"
@@ -74,6 +76,9 @@ func (s *sources) place(ctx context.Context, src lock.Source) (string, error) {
 		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
 			return at, nil
 		}
+		if _, err := os.Stat(strings.TrimSuffix(file, src.Path)); err != nil {
+			return "", fmt.Errorf("%s: %w", src.Kind.Variable(), err)
+		}
 	}
 	return s.mirrors.Locate(ctx, src) // which says it as every missing source is said
 }
@@ -134,8 +139,18 @@ func (s *sources) localMirror(file string, src lock.Source) (llb.State, error) {
 		}
 		s.local[root] = f
 	}
-	for name := src.Path; name != "."; name = path.Dir(name) {
-		f.wanted[name] = true
+	paths := []string{src.Path}
+	if real, err := filepath.EvalSymlinks(file); err == nil { // a folder of the mirror may be a link to another
+		if base, err := filepath.EvalSymlinks(root); err == nil {
+			if inside, ok := strings.CutPrefix(real, base+"/"); ok {
+				paths = append(paths, inside)
+			}
+		}
+	}
+	for _, name := range paths {
+		for ; name != "."; name = path.Dir(name) {
+			f.wanted[name] = true
+		}
 	}
 	return f.state, nil
 }
@@ -154,7 +169,7 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 		// No step's source is a single file of a local mirror, and a wrong one
 		// fails where it is unpacked.
 		for _, at := range slices.Sorted(maps.Keys(s.known)) {
-			if _, local := mirror.LocalPath(at); local {
+			if file, local := mirror.LocalPath(at); local && !intact(file, s.known[at]) {
 				suspects = append(suspects, at)
 			}
 		}
@@ -166,13 +181,8 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 		if err != nil {
 			return false, err
 		}
-		bare, _, err := mirror.Credentials(at)
-		moved := err != nil || bare != was
-		if _, local := mirror.LocalPath(was); local && !moved {
-			continue // it was right before, too
-		}
 		again = true
-		if moved {
+		if bare, _, err := mirror.Credentials(at); err != nil || bare != was {
 			s.moved[src] = at
 			if err := s.survey(ctx, src.Kind); err != nil {
 				return false, err
@@ -180,6 +190,21 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 		}
 	}
 	return again, nil
+}
+
+// intact tells whether a file of a local mirror has the bytes that are locked.
+func intact(file string, src lock.Source) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() != src.Size {
+		return false
+	}
+	found, err := digest.FromReader(f)
+	return err == nil && found == src.Digest
 }
 
 // survey asks the mirrors which of them has each source of a kind, so that a

@@ -48,7 +48,9 @@ func compileUnpacker(ctx context.Context, root, cache, arch string) (dir string,
 			return "", err
 		}
 	}
-	return dir, errors.Join(host.Used(dir), host.Sweep(all))
+	host.Used(dir)
+	host.Sweep(all)
+	return dir, nil
 }
 
 func goEnv(ctx context.Context, name string) string {

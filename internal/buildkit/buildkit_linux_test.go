@@ -501,7 +501,7 @@ func TestCancelEndsTheStep(t *testing.T) {
 	cancel()
 	err := <-done
 	took := time.Since(start)
-	if !errors.Is(err, context.Canceled) || took > 30*time.Second {
+	if !errors.Is(err, context.Canceled) || took > 5*time.Second { // when mage ends the process, whatever it does
 		t.Errorf("cancelled in %s with %v", took, err)
 	}
 	eventually(t, 30*time.Second, "no step's process is left", func() bool { return len(stepProcesses(t)) == 0 })

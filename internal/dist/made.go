@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
 // Made says when and on what an image was built. It differs from build to
@@ -40,5 +42,5 @@ func WriteMade(folder string, made map[string]Made) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(folder, madeFile), append(text, '\n'))
+	return lock.WriteFile(filepath.Join(folder, madeFile), append(text, '\n'))
 }

@@ -10,12 +10,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
 // Staging is a dist folder in the making. It becomes the dist folder in one
@@ -71,13 +74,21 @@ func (s *Staging) adopt() error {
 		err := os.Link(filepath.Join(old, e.Name()), s.blob(e.Name()))
 		switch {
 		case err == nil, errors.Is(err, fs.ErrExist), errors.Is(err, fs.ErrNotExist):
-		case errors.Is(err, fs.ErrPermission):
+		case errors.Is(err, fs.ErrPermission) && !s.owns(e):
 			return fmt.Errorf("%s was built by another user (with sudo?), whose files can't be linked: build as that user, chown -R the folder or remove it: %w", s.final, err)
 		default:
 			return err
 		}
 	}
 	return nil
+}
+
+// owns tells whether a file is of the user who made this staging folder, and who
+// may link it wherever there are links.
+func (s *Staging) owns(e fs.DirEntry) bool {
+	theirs, err := e.Info()
+	ours, oerr := os.Stat(s.dir)
+	return err == nil && oerr == nil && theirs.Sys().(*syscall.Stat_t).Uid == ours.Sys().(*syscall.Stat_t).Uid
 }
 
 // take waits until no other build is between Keep and Publish of the same
@@ -307,7 +318,7 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 		if err != nil {
 			return err
 		}
-		if err := writeFile(filepath.Join(s.Layout(), name), append(text, '\n')); err != nil {
+		if err := lock.WriteFile(filepath.Join(s.Layout(), name), append(text, '\n')); err != nil {
 			return err
 		}
 	}
@@ -321,7 +332,7 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 	if err := Validate(text); err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(s.dir, "release.json"), append(text, '\n')); err != nil {
+	if err := lock.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n')); err != nil {
 		return err
 	}
 	if err := WriteMade(s.dir, s.Made); err != nil {
@@ -442,22 +453,7 @@ func (s *Staging) writeJSON(mediaType string, v any) (ocispec.Descriptor, error)
 	if have, err := os.ReadFile(name); err == nil && bytes.Equal(have, b) {
 		return desc, nil
 	}
-	return desc, writeFile(name, b)
-}
-
-// writeFile writes a file that is whole after a power cut, too. What has the
-// name, perhaps a link into the old dist, is replaced and not written to.
-func writeFile(name string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails harmlessly once renamed
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
+	return desc, lock.WriteFile(name, b)
 }
 
 func platformString(p ocispec.Platform) string { return p.OS + "/" + p.Architecture }

@@ -4,7 +4,6 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -101,21 +100,21 @@ func apt(ctx context.Context, args ...string) ([]byte, error) {
 const unused = 7 * 24 * time.Hour
 
 // Sweep removes what is in a folder of a cache and has not been used in a week.
-// Who uses an entry tells by Used.
-func Sweep(dir string) error {
-	entries, err := os.ReadDir(dir)
+// Who uses an entry tells by Used. What can't be removed, another user's say, is
+// no reason to stop what is to be done now.
+func Sweep(dir string) {
+	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if info, ierr := e.Info(); ierr == nil && time.Since(info.ModTime()) > unused {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > unused {
+			_ = os.RemoveAll(filepath.Join(dir, e.Name()))
 		}
 	}
-	return err
 }
 
 // Used keeps an entry from Sweep for another week.
-func Used(name string) error {
+func Used(name string) {
 	now := time.Now()
-	return os.Chtimes(name, now, now)
+	_ = os.Chtimes(name, now, now)
 }
 
 // Discard removes a temporary folder. When the work was interrupted another

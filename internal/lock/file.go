@@ -70,7 +70,8 @@ func (l *Lock) Save(dir string) error {
 }
 
 // WriteFile writes a file with mode 0644 through a temporary neighbour, so
-// that no half-written file is ever seen under its name.
+// that no half-written file is ever seen under its name, after a power cut either.
+// What has the name is replaced, never written through: it may be a hard link.
 func WriteFile(name string, content []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
 	if err != nil {
@@ -78,7 +79,7 @@ func WriteFile(name string, content []byte) error {
 	}
 	defer os.Remove(f.Name()) // fails harmlessly once renamed
 	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), name)

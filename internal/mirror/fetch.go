@@ -134,7 +134,7 @@ func (m *Mirrors) readAll(ctx context.Context, u *url.URL, accept string, limit 
 	defer body.Close()
 	content, err := io.ReadAll(io.LimitReader(body, limit+1))
 	if err != nil {
-		return nil, &transientError{err}
+		return nil, &transientError{err: err}
 	}
 	if int64(len(content)) > limit {
 		return nil, fmt.Errorf("%s is longer than %d bytes", Redact(u.String()), limit)
@@ -182,7 +182,10 @@ func present(s lock.Source, file string) bool {
 }
 
 // transientError is a failure that may go away: a 5xx, a broken connection.
-type transientError struct{ err error }
+type transientError struct {
+	err   error
+	final bool // enough tries were made
+}
 
 func (e *transientError) Error() string { return e.err.Error() }
 func (e *transientError) Unwrap() error { return e.err }
@@ -227,7 +230,7 @@ func (m *Mirrors) retry(ctx context.Context, get func() error) error {
 		err := get()
 		var transient *transientError
 		var wrong *WrongContentError
-		again := errors.As(err, &transient) || errors.As(err, &wrong) && wrong.Incomplete
+		again := errors.As(err, &transient) && !transient.final || errors.As(err, &wrong) && wrong.Incomplete
 		if !again || i == tries-1 {
 			return err
 		}
@@ -270,7 +273,7 @@ type networkReader struct{ r io.Reader }
 func (r networkReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = &transientError{err}
+		err = &transientError{err: err}
 	}
 	return n, err
 }
@@ -311,7 +314,7 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 			return nil, ctx.Err()
 		}
 		if inner.Err() != nil {
-			return nil, &transientError{context.Cause(inner)}
+			return nil, &transientError{err: context.Cause(inner)}
 		}
 		// The outer error repeats the URL, of a redirect's target even, with
 		// what it may hold of credentials.
@@ -319,7 +322,7 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 		if errors.As(err, &outer) {
 			err = outer.Err
 		}
-		return nil, &transientError{err}
+		return nil, &transientError{err: err}
 	}
 	if resp.StatusCode == http.StatusOK {
 		return &body{resp.Body, func() { timer.Reset(m.stall) }, stop, inner}, nil
@@ -330,7 +333,7 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone:
 		return nil, ErrNotFound
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:
-		return nil, &transientError{fmt.Errorf("the server answers %s", resp.Status)}
+		return nil, &transientError{err: fmt.Errorf("the server answers %s", resp.Status)}
 	}
 	return nil, fmt.Errorf("the server answers %s", resp.Status)
 }

@@ -6,17 +6,30 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
 // Locate returns the URL of the first mirror that says it has a source,
-// without downloading it.
+// without downloading it. A mirror that gave no answer to any try is not asked
+// for another source: hundreds of them would each wait as long.
 func (m *Mirrors) Locate(ctx context.Context, s lock.Source) (string, error) {
 	var found string
+	asked := map[string]int{}
 	err := m.try(ctx, s, func(u *url.URL) error {
 		found = u.String()
-		return m.head(ctx, u)
+		base := strings.TrimSuffix(found, s.Path)
+		if err, away := m.away.Load(base); away {
+			return err.(error)
+		}
+		err := m.head(ctx, u)
+		var transient *transientError
+		if asked[base]++; errors.As(err, &transient) && asked[base] == tries {
+			err = &transientError{err: transient.err, final: true}
+			m.away.Store(base, err)
+		}
+		return err
 	})
 	if err != nil {
 		return "", err
@@ -40,5 +53,5 @@ func (m *Mirrors) head(ctx context.Context, u *url.URL) error {
 	if errors.Is(err, ErrNotFound) {
 		return err
 	}
-	return &transientError{err} // also of a server that does not know HEAD
+	return &transientError{err: err} // also of a server that does not know HEAD
 }

@@ -31,6 +31,7 @@ type Mirrors struct {
 	stall  time.Duration
 	aptDir string
 	lists  map[lock.Kind]func() ([]base, error)
+	away   sync.Map // the roots that Locate had no answer from, with the reason
 }
 
 // base is a mirror's root.

@@ -180,10 +180,14 @@ func TestLocate(t *testing.T) {
 		{"lacks it", "file:" + t.TempDir() + " " + serve(t, http.NotFoundHandler()) + " " + good, good, ""},
 		{"does not know HEAD", refuses + " " + good, good, ""},
 		{"says nothing", swallows + " " + good, good, ""},
-		{"says nothing, and no other", swallows, "", "sent nothing for 200ms"},
+		{"says nothing, and no other", swallows, "", "sent nothing for 500ms"},
 		{"nowhere", "file:" + t.TempDir(), "", "run lock:update"},
 	} {
-		at, err := machine(t, map[string]string{"DEBIAN_MIRROR": c.mirrors}).Locate(t.Context(), bash())
+		var opts []mirror.Option
+		if strings.HasPrefix(c.name, "says nothing") {
+			opts = append(opts, mirror.WithStall(500*time.Millisecond))
+		}
+		at, err := machine(t, map[string]string{"DEBIAN_MIRROR": c.mirrors}, opts...).Locate(t.Context(), bash())
 		switch {
 		case c.err != "":
 			if err == nil || !strings.Contains(err.Error(), c.err) {

@@ -193,7 +193,7 @@ func (k *lock) others(ctx context.Context) (*busyError, error) {
 		if now.Before(c.end) {
 			return &busyError{k.client.Address(), k.whose(ctx, c), c.end.UTC().Format(time.RFC3339)}, nil
 		}
-		// Ended without a word: withdrawn for it, so nobody reads it again.
+		// Ended without a word: withdrawn, so that a renewal that comes late sees it.
 		if err := k.withdraw(ctx, id); err != nil {
 			return nil, err
 		}

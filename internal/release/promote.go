@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
@@ -53,7 +55,11 @@ func (r *run) states(ctx context.Context) ([]tagState, error) {
 				now, absent, err := t.client.Digest(ctx, p.repository, tag)
 				switch {
 				case err != nil:
-					wrong = append(wrong, fmt.Errorf("%w; run again, and where it stays so have the tag removed from the registry's storage", err))
+					var e *transport.Error
+					if errors.As(err, &e) && e.StatusCode == http.StatusInternalServerError { // a registry that once ran out of disk may answer so for ever
+						err = fmt.Errorf("%w; run again, and where it stays so have the tag removed from the registry's storage", err)
+					}
+					wrong = append(wrong, err)
 				case !absent && now != p.digest:
 					wrong = append(wrong, fmt.Errorf("%s:%s already points to %s, not to %s: a version tag is never moved; release these images under a new version", t.store(p.repository).Name(), tag, now, p.digest))
 				}
@@ -243,7 +249,11 @@ func (r *run) mark(ctx context.Context, t *target, channel string) error {
 	if from == r.version {
 		return nil
 	}
-	return t.lock.put(ctx, backTag+channel+"-"+string(from))
+	tag := backTag + channel + "-" + string(from)
+	if _, absent, err := t.client.Digest(ctx, t.lock.repo, tag); err == nil && !absent {
+		return nil // an earlier rollback noted it, and some registries move no tag
+	}
+	return t.lock.put(ctx, tag)
 }
 
 func (r *run) target(address string) (*target, error) {
@@ -345,12 +355,6 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 				}
 			}
 		}
-		for _, m := range moves {
-			r.journal.remember(m)
-		}
-		if err := r.journal.save(); err != nil {
-			return err
-		}
 		for _, t := range r.targets {
 			if t.ImmutableTags {
 				continue
@@ -358,6 +362,12 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 			if err := r.mark(ctx, t, channel); err != nil {
 				return fmt.Errorf("no channel was moved: %w", err)
 			}
+		}
+		for _, m := range moves {
+			r.journal.remember(m)
+		}
+		if err := r.journal.save(); err != nil {
+			return err
 		}
 		if err := r.move(ctx, moves); err != nil {
 			return err

@@ -208,10 +208,12 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	r.locked = locked
 	unlock := func() error {
 		lost(nil)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
 		var err error
 		for _, t := range r.targets {
 			if t.lock != nil {
-				err = errors.Join(err, t.lock.withdraw(context.WithoutCancel(ctx), t.lock.id))
+				err = errors.Join(err, t.lock.withdraw(ctx, t.lock.id))
 			}
 		}
 		if err == nil && r.done {

@@ -18,6 +18,11 @@ func alternatives(text string) [][]string {
 	return out
 }
 
+// tooMany choices are no licence that anybody meant.
+const tooMany = 256
+
+var operators = []string{"AND", "OR", "WITH", "(", ")"}
+
 // expression is what is left to read of one.
 type expression struct{ words []string }
 
@@ -44,6 +49,9 @@ func (e *expression) and() ([][]string, bool) {
 	for ok && e.next("AND") {
 		var right, both [][]string
 		right, ok = e.term()
+		if len(out)*len(right) > tooMany {
+			return nil, false
+		}
 		for _, a := range out {
 			for _, b := range right {
 				both = append(both, slices.Concat(a, b))
@@ -69,10 +77,14 @@ func (e *expression) term() ([][]string, bool) {
 }
 
 func (e *expression) id() (string, bool) {
-	if len(e.words) == 0 || slices.Contains([]string{"AND", "OR", "WITH", "(", ")"}, e.words[0]) {
+	if len(e.words) == 0 || slices.Contains(operators, e.words[0]) {
 		return "", false
 	}
-	id := e.words[0]
-	e.words = e.words[1:]
+	n := 1 // some write "Apache 2.0"
+	for n < len(e.words) && !slices.Contains(operators, e.words[n]) {
+		n++
+	}
+	id := strings.Join(e.words[:n], " ")
+	e.words = e.words[n:]
 	return id, true
 }

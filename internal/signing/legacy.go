@@ -81,7 +81,7 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		if err := f.Close(); err != nil {
 			return err
 		}
-		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: log, RekorEntryType: "dsse", Replace: true, Timeout: 5 * time.Minute}
+		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: log, RekorEntryType: "dsse", Timeout: 5 * time.Minute}
 		if err := a.Exec(ctx, ref.String()); err != nil {
 			return fmt.Errorf("attest the %s of %s in the tag scheme: %w", Title(b.PredicateType), ref, err)
 		}
@@ -135,11 +135,11 @@ func (s *Signer) signed(ref name.Digest, a oci.Signature) (bool, error) {
 	}
 	if s.keypair == nil {
 		cert, err := a.Cert()
-		return cert != nil, err
+		return err == nil && cert != nil, nil
 	}
 	encoded, err := a.Base64Signature()
 	if err != nil {
-		return false, err
+		return false, nil // no signature, so none of ours
 	}
 	var is payload.SimpleContainerImage
 	sig, derr := base64.StdEncoding.DecodeString(encoded)

@@ -115,16 +115,16 @@ func (c Config) keyFile() (string, []byte, error) {
 	return file, nil, nil
 }
 
-// publish writes the throw-away key's public half where there is none: the run
-// that made the key may not have come to it.
+// publish writes the throw-away key's public half where it is not: the run that
+// made the key may not have come to it, or the key is another one now.
 func (c Config) publish(k *keypair) error {
 	public := strings.TrimSuffix(c.throwaway(), ".key") + ".pub"
-	if _, err := os.Stat(public); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
 	text, err := k.GetPublicKeyPem()
 	if err != nil {
 		return err
+	}
+	if have, err := os.ReadFile(public); err == nil && string(have) == text {
+		return nil
 	}
 	tmp := fmt.Sprintf("%s.%d", public, os.Getpid())
 	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {

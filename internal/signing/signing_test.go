@@ -495,23 +495,24 @@ func TestTagSchemeIsFinished(t *testing.T) {
 	}
 	l, subject := signing.Layout(filepath.Join(folder, "oci")), hash(t, image.Platforms[0].Digest)
 	put(t, c, l, "toolbox", subject)
-	// A stranger was here first: what is another's is not taken for ours.
-	stranger, err := signing.Open(t.Context(), signing.FromEnv(func(string) string { return "" }, t.TempDir()))
-	if err == nil {
-		err = stranger.Legacy(t.Context(), c, "toolbox", subject, nil)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	bundles, err := signing.Bundles(t.Context(), l, subject)
 	if err != nil || len(bundles) != len(signing.OnVariant) {
 		t.Fatalf("%d bundles, %v", len(bundles), err)
 	}
-	var digests []v1.Hash
 	slices.SortFunc(bundles, func(a, b signing.Attachment) int {
 		return slices.Index(signing.OnVariant, a.PredicateType) - slices.Index(signing.OnVariant, b.PredicateType)
 	})
-	for _, run := range []struct{ bundles, attested int }{{2, 1}, {4, 3}, {4, 3}} {
+	// A stranger was here first, whose signature and attestation are not taken
+	// for ours and stay.
+	stranger, err := signing.Open(t.Context(), signing.FromEnv(func(string) string { return "" }, t.TempDir()))
+	if err == nil {
+		err = stranger.Legacy(t.Context(), c, "toolbox", subject, bundles[:2])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var digests []v1.Hash
+	for _, run := range []struct{ bundles, attested int }{{2, 1 + 1}, {4, 1 + 3}, {4, 1 + 3}} {
 		if err := s.Legacy(t.Context(), c, "toolbox", subject, bundles[:run.bundles]); err != nil {
 			t.Fatal(err)
 		}

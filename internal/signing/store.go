@@ -195,6 +195,10 @@ func (r Repository) Referrers(ctx context.Context, h v1.Hash) ([]v1.Descriptor, 
 	return r.Client.Referrers(ctx, r.Path, h)
 }
 
+// maxBundles is how many bytes of bundles are read of one digest: years of a
+// scanner's daily attestations, and no more than a machine has.
+const maxBundles = 16 * registry.MaxBlob
+
 // Bundles reads the sigstore bundles that refer to a digest. A referrer that
 // isn't one is not read.
 func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error) {
@@ -223,12 +227,15 @@ func Bundles(ctx context.Context, s Store, subject v1.Hash) ([]Attachment, error
 			if len(parsed.Layers) != 1 || parsed.Layers[0].MediaType != BundleType {
 				return nil // somebody else's
 			}
+			if parsed.Layers[0].Size > registry.MaxBlob {
+				return nil // nor is any of ours of that size
+			}
 			b, err := s.Blob(gctx, parsed.Layers[0].Digest)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("the bundle %s of %s is missing in %s", parsed.Layers[0].Digest, subject, s.Name())
 			}
-			if total.Add(int64(len(b))) > registry.MaxBlob {
-				return fmt.Errorf("more than %d bytes of bundles are attached to %s in %s, which no release does; delete what is foreign", registry.MaxBlob, subject, s.Name())
+			if total.Add(int64(len(b))) > maxBundles {
+				return fmt.Errorf("more than %d bytes of bundles are attached to %s in %s, which no release does; delete what is foreign", maxBundles, subject, s.Name())
 			}
 			found[i] = Attachment{parsed.Annotations[typeAnnotation], subject, m.Raw, b}
 			return err

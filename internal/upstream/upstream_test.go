@@ -75,7 +75,8 @@ func newWorld(t *testing.T) *world {
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	w.vars = map[string]string{
-		"DEBIAN_MIRROR": server.URL + "/debian", "DEBIAN_SECURITY_MIRROR": server.URL + "/debian-security",
+		"LOOMCYCLE_CACHE": t.TempDir(),
+		"DEBIAN_MIRROR":   server.URL + "/debian", "DEBIAN_SECURITY_MIRROR": server.URL + "/debian-security",
 		"GOPROXY": server.URL + "/go", "NPM_CONFIG_REGISTRY": server.URL + "/npm",
 		"GOSUMDB": verifier, "GONOSUMDB": "none.example.test",
 	}
@@ -296,7 +297,7 @@ func TestVerifyAndCopy(t *testing.T) {
 		}
 	}
 	online := w.vars
-	w.vars = map[string]string{"GOSUMDB": online["GOSUMDB"], "GONOSUMDB": online["GONOSUMDB"]}
+	w.vars = map[string]string{"LOOMCYCLE_CACHE": online["LOOMCYCLE_CACHE"], "GOSUMDB": online["GOSUMDB"], "GONOSUMDB": online["GONOSUMDB"]}
 	for _, kind := range lock.Kinds() {
 		w.vars[kind.Variable()] = "file://" + filepath.Join(dir, string(kind))
 	}

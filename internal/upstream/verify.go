@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/mod/sumdb/dirhash"
 
+	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
@@ -24,7 +25,11 @@ func (c *Config) Verify(ctx context.Context, full bool) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp("", "lock-verify-")
+	root, err := buildkit.TempRoot(c.Env)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(root, "lock-verify-")
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/host"
@@ -73,7 +74,7 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 	if err != nil {
 		return "", "", err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp), host.Sweep(cache)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)); host.Sweep(cache) }()
 	if _, err := git(ctx, tmp, "init", "-q"); err != nil {
 		return "", "", err
 	}
@@ -84,18 +85,25 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 		return "", "", err
 	}
 	dir = filepath.Join(cache, commit)
+	// One at a time: what another build has just put there is in use.
+	turn, err := os.OpenFile(filepath.Join(cache, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", "", err
+	}
+	defer turn.Close()
+	if err := syscall.Flock(int(turn.Fd()), syscall.LOCK_EX); err != nil {
+		return "", "", fmt.Errorf("locking %s: %w", cache, err)
+	}
 	if !at(ctx, dir, commit) {
 		if _, err := git(ctx, tmp, "checkout", "-q", "--detach", commit); err != nil {
 			return "", "", err
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			return "", "", err
-		}
-		if err := os.Rename(tmp, dir); err != nil && !at(ctx, dir, commit) { // another build's is as good
+		if err := errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir)); err != nil {
 			return "", "", err
 		}
 	}
-	return dir, commit, host.Used(dir)
+	host.Used(dir)
+	return dir, commit, nil
 }
 
 // at tells whether a folder is the whole commit: a power cut may have emptied files.
