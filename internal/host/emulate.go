@@ -29,6 +29,9 @@ var emulators = map[string]struct{ program, magic, mask string }{
 		`\xff\xff\xff\xff\xff\xfe\xfe\xfc\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff`},
 }
 
+// foreign is the architecture of a release that this machine is not.
+var foreign = map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
+
 // Emulate makes the kernel run programs of an architecture (amd64 or arm64)
 // that is not this machine's, also in containers and chroots, until the next
 // boot: it installs QEMU's user emulation as Need does, and registers it with

@@ -15,9 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// foreign is the architecture that this machine is not.
-var foreign = map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
-
 // TestEmulate runs in a user namespace, which has a binfmt_misc of its own
 // (since Linux 6.7): nothing is registered there, and nothing of it stays.
 func TestEmulate(t *testing.T) {

@@ -45,7 +45,7 @@ var companions = map[string][]string{
 
 // Tests are the programs that the project's tests run beside the engines'
 // libraries.
-var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
+var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", emulators[foreign].program, "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
 
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the

@@ -816,8 +816,11 @@ func TestForeignBundles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range byte(3) {
-		a, err := signing.NewAttachment(v1.Descriptor{MediaType: toolbox.Type, Digest: h, Size: int64(len(toolbox.Raw))}, signing.SPDX, bytes.Repeat([]byte{i}, registry.MaxBlob/2))
+	for i, size := range []int{registry.MaxBlob + 1, registry.MaxBlob, registry.MaxBlob, registry.MaxBlob, registry.MaxBlob} {
+		if _, _, err := signing.VerifyImage(t.Context(), signing.Repository{Client: c, Path: "toolbox"}, h, m.trust); err != nil {
+			t.Fatalf("beside %d foreign bundles: %v", i, err)
+		}
+		a, err := signing.NewAttachment(v1.Descriptor{MediaType: toolbox.Type, Digest: h, Size: int64(len(toolbox.Raw))}, signing.SPDX, bytes.Repeat([]byte{byte(i)}, size))
 		if err == nil {
 			err = c.PushBlob(t.Context(), "toolbox", registry.Bytes(a.Bundle))
 		}

@@ -39,7 +39,7 @@ var program = sync.OnceValues(func() (string, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "loomcycle")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", out, "../unpack/cmd/unpack")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", out, "../unpack/cmd/unpack")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=arm64")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, text)

@@ -195,9 +195,9 @@ func (r Repository) Referrers(ctx context.Context, h v1.Hash) ([]v1.Descriptor, 
 	return r.Client.Referrers(ctx, r.Path, h)
 }
 
-// maxBundles is how many bytes of bundles are read of one digest: years of a
-// scanner's daily attestations, and no more than a machine has.
-const maxBundles = 16 * registry.MaxBlob
+// maxBundles is how many bytes of bundles are read of one digest: most of a year
+// of a scanner's daily attestations.
+const maxBundles = 4 * registry.MaxBlob
 
 // Bundles reads the sigstore bundles that refer to a digest. A referrer that
 // isn't one is not read.

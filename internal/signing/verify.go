@@ -102,7 +102,7 @@ func VerifyDigest(ctx context.Context, s Store, subject v1.Hash, want []string, 
 }
 
 // verifySubject finds, for each wanted predicate type, a bundle that verifies.
-// What a stranger attached beside it does no harm, up to half a gigabyte.
+// What a stranger attached beside it does no harm, up to maxBundles.
 func verifySubject(ctx context.Context, s Store, subject v1.Hash, want []string, t *Trust) (map[string]*Statement, error) {
 	attached, err := Bundles(ctx, s, subject)
 	if err != nil {
