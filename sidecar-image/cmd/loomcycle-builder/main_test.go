@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// The health check asks where the sidecar listens.
+// The health check asks where the sidecar listens, and no proxy.
 func TestHealthcheck(t *testing.T) {
+	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
 	for _, tc := range []struct{ listen, variable, want string }{
 		{"127.0.0.1:0", "127.0.0.1:%s", ""},
 		{"127.0.0.3:0", "127.0.0.3:%s", ""},
