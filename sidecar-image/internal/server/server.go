@@ -128,7 +128,7 @@ func (s *Server) afterBoot(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.booted.Load() {
 			w.Header().Set("Retry-After", "5")
-			http.Error(w, "the sidecar is starting: it pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
+			http.Error(w, "the sidecar is starting: it fetches the key set of identities, pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
 			return
 		}
 		h.ServeHTTP(w, r)
