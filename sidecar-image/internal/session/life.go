@@ -115,7 +115,9 @@ func (m *Manager) adopt(ctx context.Context) error {
 				m.remove(rec, nil)
 				continue
 			}
-			s.Measure()
+			if s.limited() {
+				m.wg.Go(s.lookAround)
+			}
 		}
 		m.sessions[rec.ID] = s
 		m.total++
