@@ -20,7 +20,7 @@ func TestSecondSidecar(t *testing.T) {
 	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "1"})
 	c := s.client()
 	id := c.open(m{})
-	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 2 })
+	eventually(t, time.Minute, "the pool fills", func() bool { return len(s.containers()) == 2 })
 	before := s.podmanOut("ps", "-aq", "--filter", "label=loomcycle.instance="+s.env["SANDBOX_INSTANCE"])
 	for want, env := range map[string]map[string]string{
 		s.env["SANDBOX_STATE_DIR"] + ": another sidecar that runs has it": {"SANDBOX_LISTEN_ADDR": "127.0.0.1:0"},
@@ -46,19 +46,34 @@ func TestSecondSidecar(t *testing.T) {
 	c.open(m{"mem_mb": 64}) // so its podman's socket is there
 }
 
-// While the session image is pulled the sidecar lives, is not ready, and ends when
-// it is told to.
-func TestSlowPull(t *testing.T) {
-	registry, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+// While the session image is pulled, or the key set fetched, the sidecar lives, is
+// not ready, and ends when it is told to.
+func TestSlowBoot(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"pull":    {"SANDBOX_IMAGE": "%s/session:1", "SANDBOX_IMAGE_PULL": "missing"},
+		"key set": {"SANDBOX_IDENTITY_JWKS": "http://%s/keys"},
+	} {
+		t.Run(name, func(t *testing.T) { slowBoot(t, env) })
+	}
+}
+
+func slowBoot(t *testing.T, env map[string]string) {
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err == nil {
+		err = mute.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer registry.Close()
+	defer mute.Close()
+	for k, v := range env {
+		env[k] = strings.ReplaceAll(v, "%s", mute.Addr().String())
+	}
 	p := enginetest.New(t)
 	p.Options(t, "runc")
-	s := prepare(t, "runc", map[string]string{"SANDBOX_IMAGE": registry.Addr().String() + "/session:1", "SANDBOX_IMAGE_PULL": "missing"}, p)
+	s := prepare(t, "runc", env, p)
 	s.begin()
-	conn, err := registry.Accept() // the pull has begun
+	conn, err := mute.Accept() // it has begun
 	if err != nil {
 		t.Fatal(err)
 	}

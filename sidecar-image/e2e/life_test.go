@@ -174,7 +174,7 @@ func TestKilledMonitor(t *testing.T) {
 func TestHungEngine(t *testing.T) {
 	s := start(t, "runc", map[string]string{"SANDBOX_WARM_POOL": "1"})
 	c := s.client()
-	eventually(t, 15*time.Second, "the pool fills", func() bool { return len(s.containers()) == 1 })
+	eventually(t, time.Minute, "the pool fills", func() bool { return len(s.containers()) == 1 })
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	var pid int

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -168,8 +167,11 @@ func healthcheck(getenv func(string) string) error {
 	if err != nil {
 		return fmt.Errorf("SANDBOX_LISTEN_ADDR: %w", err)
 	}
-	host = cmp.Or(host, "0.0.0.0") // which a dialer takes for this machine
-	client := http.Client{Timeout: 5 * time.Second}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1" // all addresses are listened on, this one too
+	}
+	// Straight to it, whatever HTTP_PROXY says: that is for the sidecar's own pulls.
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
 	resp, err := client.Get("http://" + net.JoinHostPort(host, port) + "/readyz")
 	if err != nil {
 		return err

@@ -5,12 +5,24 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// The health check asks where the sidecar listens.
+// The health check asks where the sidecar listens, and no proxy.
 func TestHealthcheck(t *testing.T) {
+	// Which is read once, before a test could set it.
+	if proxy := "HTTP_PROXY=http://127.0.0.1:1"; !slices.Contains(os.Environ(), proxy) {
+		again := exec.Command(os.Args[0], "-test.run=^TestHealthcheck$")
+		again.Env = append(os.Environ(), proxy, "NO_PROXY=", "no_proxy=")
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
 	for _, tc := range []struct{ listen, variable, want string }{
 		{"127.0.0.1:0", "127.0.0.1:%s", ""},
 		{"127.0.0.3:0", "127.0.0.3:%s", ""},

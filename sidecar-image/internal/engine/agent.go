@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -40,6 +41,9 @@ func (e *Engine) provideAgent(context.Context) error {
 	return nil
 }
 
+// carrierRemoval is what an engine has to remove the container that carries the agent.
+const carrierRemoval = 10 * time.Second
+
 // UseImage makes the agent available to sessions. An engine behind a socket
 // does not see the sidecar's files, so the agent travels through the archive
 // API into a volume; that call needs a container, never started, and any image
@@ -60,7 +64,11 @@ func (e *Engine) UseImage(ctx context.Context, imageID string) error {
 	if err != nil {
 		return e.wrap("making the container that carries the session agent", err)
 	}
-	defer e.Remove(context.WithoutCancel(ctx), c.ID)
+	defer func() {
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), carrierRemoval)
+		defer cancel()
+		_ = e.Remove(rctx, c.ID)
+	}()
 	st, err := e.api.ContainerStatPath(ctx, c.ID, agentDir+"/"+agentName)
 	if err == nil && st.Size == int64(len(agent)) {
 		return nil

@@ -402,7 +402,7 @@ func hijack(ctx context.Context, call func() (types.HijackedResponse, error)) (t
 	case a := <-c:
 		return a.h, a.err
 	case <-ctx.Done():
-		return types.HijackedResponse{}, context.Cause(ctx)
+		return types.HijackedResponse{}, ctx.Err() // the caller adds the cause
 	}
 }
 

@@ -240,7 +240,7 @@ func TestLimitsOfTheAgent(t *testing.T) {
 				if _, exit := c.sh(first, 5*time.Second); exit.Code != 0 && rt != "runsc" {
 					t.Errorf("%s: exit %d", first, exit.Code)
 				}
-				if _, exit := c.sh("(setsid env -i setsid sleep 2222 &); sleep 5555", 500*time.Millisecond); !exit.TimedOut {
+				if _, exit := c.sh("(setsid env -i setsid sleep 2222 &); sleep 5555", 5*time.Second); !exit.TimedOut {
 					t.Errorf("%s: it did not time out", first)
 				}
 				if out, _ := c.sh("ps -eo args | grep '^sleep' || true", 5*time.Second); out != "" {
@@ -248,7 +248,7 @@ func TestLimitsOfTheAgent(t *testing.T) {
 				}
 			}
 			c := open(t, e, p.Image, nil)
-			_, exit, err := c.Exec(t.Context(), wire.Exec{Command: "(setsid sleep 2222 &); prlimit --pid 1 --nofile=3:3; echo; sleep 5555", Timeout: 500 * time.Millisecond, MaxOutput: 100}, nil, nil)
+			_, exit, err := c.Exec(t.Context(), wire.Exec{Command: "(setsid sleep 2222 &); prlimit --pid 1 --nofile=3:3; echo; sleep 5555", Timeout: 5 * time.Second, MaxOutput: 100}, nil, nil)
 			if err == nil && !exit.TimedOut || err != nil && !errors.Is(err, host.ErrLost) {
 				t.Errorf("with few files: %+v, %v", exit, err)
 			}

@@ -3,17 +3,23 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// sweepEvery is how often the OCI runtime is asked for containers that podman
-// has forgotten. One goes when it was found so twice.
-const sweepEvery = 30 * time.Second
+const (
+	// sweepEvery is how often the OCI runtime is asked for containers that podman
+	// has forgotten. One goes when it was found so twice.
+	sweepEvery     = 30 * time.Second
+	runtimeTimeout = 20 * time.Second
+)
 
 // A sweeper removes what podman forgot: one that dies between the start of a
 // container and writing that down (4.3) takes it for one that never started,
@@ -64,12 +70,13 @@ func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string
 		runtime = "kata-runtime"
 	}
 	var all []struct{ ID, Bundle string }
-	if out, err := exec.CommandContext(ctx, runtime, "list", "--format", "json").Output(); err != nil || json.Unmarshal(out, &all) != nil {
+	if out, err := ask(ctx, runtime, "list", "--format", "json"); err != nil || json.Unmarshal(out, &all) != nil {
 		return found
 	}
+	ours, _ := e.List(ctx, e.opts.Instance) // the others are looked at one by one
 	storage := filepath.Join(info.DockerRootDir, info.Driver+"-containers") + "/"
 	for _, c := range all {
-		if !strings.HasPrefix(c.Bundle, storage) {
+		if !strings.HasPrefix(c.Bundle, storage) || slices.ContainsFunc(ours, func(s State) bool { return s.ID == c.ID }) {
 			continue
 		}
 		if _, ok, err := e.Inspect(ctx, c.ID); ok || err != nil {
@@ -77,15 +84,31 @@ func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string
 		}
 		// Others have their containers in that storage too, CRI-O for one.
 		var state struct{ Annotations map[string]string }
-		out, err := exec.CommandContext(ctx, runtime, "state", c.ID).Output()
+		out, err := ask(ctx, runtime, "state", c.ID)
 		if err != nil || json.Unmarshal(out, &state) != nil || state.Annotations["io.container.manager"] != "libpod" {
 			continue
 		}
 		found[c.ID] = true
 		if seen[c.ID] {
-			out, err := exec.CommandContext(ctx, runtime, "delete", "--force", c.ID).CombinedOutput()
-			e.opts.Log.Warn("removed a container that a killed podman had forgotten", "container", c.ID, "error", err, "output", string(out))
+			if _, err := ask(ctx, runtime, "delete", "--force", c.ID); err != nil {
+				e.opts.Log.Error("a container that a killed podman had forgotten cannot be removed; it is tried again", "container", c.ID, "error", err)
+				continue
+			}
+			e.opts.Log.Warn("removed a container that a killed podman had forgotten", "container", c.ID)
 		}
 	}
 	return found
+}
+
+// ask runs the OCI runtime, for no longer than runtimeTimeout.
+func ask(ctx context.Context, runtime string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, runtime, args...)
+	cmd.WaitDelay = time.Second // what it started may hold its output open
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, exit.Stderr)
+	}
+	return out, err
 }

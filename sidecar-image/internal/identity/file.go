@@ -1,6 +1,8 @@
 package identity
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -10,12 +12,14 @@ import (
 // and tokens rotate without a restart.
 type file[T any] struct {
 	path  string
+	log   *slog.Logger
 	parse func([]byte) (T, error)
 
 	mu   sync.Mutex
 	mod  time.Time // when what is held was written; zero before the first
 	size int64
 	held T
+	told string // of the file that is not taken, so that it is logged once
 }
 
 func (f *file[T]) load() (T, error) {
@@ -23,6 +27,7 @@ func (f *file[T]) load() (T, error) {
 	defer f.mu.Unlock()
 	st, err := os.Stat(f.path)
 	if err == nil && st.ModTime().Equal(f.mod) && st.Size() == f.size {
+		f.told = ""
 		return f.held, nil
 	}
 	var b []byte
@@ -32,11 +37,19 @@ func (f *file[T]) load() (T, error) {
 	if err == nil {
 		var v T
 		if v, err = f.parse(b); err == nil {
-			f.held, f.mod, f.size = v, st.ModTime(), st.Size()
+			f.held, f.mod, f.size, f.told = v, st.ModTime(), st.Size(), ""
 			return v, nil
 		}
 	}
 	if !f.mod.IsZero() { // half written, or away for a moment: the last that was good stays
+		is := err.Error()
+		if st != nil {
+			is += fmt.Sprint(st.ModTime(), st.Size())
+		}
+		if is != f.told {
+			f.told = is
+			f.log.Error("a file has changed and cannot be used; what was read of it before stays in force", "file", f.path, "error", err)
+		}
 		return f.held, nil
 	}
 	return f.held, err

@@ -9,6 +9,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"regexp"
 	"slices"
@@ -74,6 +75,7 @@ type Options struct {
 	Audience string
 	Leeway   time.Duration
 	Now      func() time.Time
+	Log      *slog.Logger
 }
 
 // Authenticator judges requests.
@@ -94,12 +96,15 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
 	if len(opts.Tokens) == 0 && opts.File == "" && !opts.Anon {
 		return nil, errors.New("SANDBOX_AUTH_TOKEN is not set: set it (or SANDBOX_AUTH_TOKENS), or SANDBOX_ALLOW_ANON=1 for local use on loopback")
 	}
 	a := &Authenticator{opts: opts, seen: map[string]time.Time{}}
 	if opts.File != "" {
-		a.tokens = &file[[]Token]{path: opts.File, parse: func(b []byte) ([]Token, error) {
+		a.tokens = &file[[]Token]{path: opts.File, log: opts.Log, parse: func(b []byte) ([]Token, error) {
 			t, err := ParseTokens(string(b))
 			if err == nil && len(t) == 0 {
 				err = errors.New("it holds no token")
@@ -114,7 +119,7 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 		return a, nil
 	}
 	var err error
-	if a.keys, err = keySet(ctx, opts.JWKS); err != nil {
+	if a.keys, err = keySet(ctx, opts.JWKS, opts.Log); err != nil {
 		return nil, err
 	}
 	p := []jwt.ParserOption{jwt.WithValidMethods(Algorithms), jwt.WithAudience(opts.Audience), jwt.WithExpirationRequired(),
@@ -126,7 +131,7 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	return a, nil
 }
 
-func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
+func keySet(ctx context.Context, where string, log *slog.Logger) (jwt.Keyfunc, error) {
 	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
 		k, err := keyfunc.NewDefaultCtx(ctx, []string{where})
 		if err != nil {
@@ -134,7 +139,7 @@ func keySet(ctx context.Context, where string) (jwt.Keyfunc, error) {
 		}
 		return k.Keyfunc, nil
 	}
-	f := &file[keyfunc.Keyfunc]{path: where, parse: func(b []byte) (keyfunc.Keyfunc, error) { return keyfunc.NewJWKSetJSON(b) }}
+	f := &file[keyfunc.Keyfunc]{path: where, log: log, parse: func(b []byte) (keyfunc.Keyfunc, error) { return keyfunc.NewJWKSetJSON(b) }}
 	if _, err := f.load(); err != nil {
 		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS: reading the key set %s: %w", where, err)
 	}
@@ -274,7 +279,8 @@ func (a *Authenticator) identity(token string) (Who, error) {
 
 // Use marks the identity of a request used, when the request is about to be
 // served: one that is turned away may come again with it. It fails for an identity
-// that was used before, by its jti.
+// that was used before, by its jti, and for one that has expired since it was judged,
+// which may have been forgotten.
 func (a *Authenticator) Use(w Who) error {
 	if w.jti == "" {
 		return nil
@@ -284,6 +290,9 @@ func (a *Authenticator) Use(w Who) error {
 		key = fmt.Sprintf("%x", sha256.Sum256([]byte(key)))
 	}
 	now := a.opts.Now()
+	if !now.Before(w.until) {
+		return fmt.Errorf("%s: it has expired", HeaderIdentity)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if now.Sub(a.swep) > time.Minute {

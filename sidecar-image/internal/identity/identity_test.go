@@ -1,11 +1,13 @@
 package identity
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -73,7 +75,8 @@ func TestTokenFile(t *testing.T) {
 		t.Errorf("an empty file at the start: %v", err)
 	}
 	write("a=first-token")
-	a, err := New(t.Context(), Options{Tokens: []Token{{"env", "env-token"}}, File: path})
+	var log bytes.Buffer
+	a, err := New(t.Context(), Options{Tokens: []Token{{"env", "env-token"}}, File: path, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +95,9 @@ func TestTokenFile(t *testing.T) {
 	}
 	if who, err := a.Authenticate(http.Header{"Authorization": {"Bearer second-token"}}); err != nil || who.Principal != "b" {
 		t.Errorf("without the file %q, %v", who.Principal, err)
+	}
+	if n := strings.Count(log.String(), "level=ERROR"); n != 3 || strings.Contains(log.String(), "second") {
+		t.Errorf("of an empty file, a bad one and none the log says, %d times:\n%s", n, log.String())
 	}
 }
 
@@ -205,7 +211,14 @@ func TestAttestedIdentity(t *testing.T) {
 		if err := use(once); err == nil || !strings.Contains(err.Error(), "used before") {
 			t.Errorf("used twice: %v", err)
 		}
+		late, err := a.Authenticate(header(HeaderIdentity, once))
+		if err != nil {
+			t.Fatal(err)
+		}
 		clock = now.Add(2 * time.Minute)
+		if err := a.Use(late); err == nil || !strings.Contains(err.Error(), "expired") {
+			t.Errorf("used again by a request that took until it had expired: %v", err)
+		}
 		if err := use(es(func(c jwt.MapClaims) { c["jti"], c["exp"] = "two", now.Add(5*time.Minute).Unix() })); err != nil {
 			t.Fatal(err)
 		}

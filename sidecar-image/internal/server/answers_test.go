@@ -15,7 +15,7 @@ func TestHold(t *testing.T) {
 	s, _ := serve(t, 200*time.Millisecond)
 	s.answers.large = newRoom(4 * large)
 	over := make(chan struct{})
-	mine, other := s.hold("mine", over), s.hold("other", over)
+	mine, other := s.hold(s.answers, "mine", over), s.hold(s.answers, "other", over)
 	hold := func(f func(context.Context, int64) (func(int64), error), n int64) func(int64) {
 		t.Helper()
 		made, err := f(t.Context(), n)
@@ -25,9 +25,14 @@ func TestHold(t *testing.T) {
 		return made
 	}
 	a, b := hold(mine, large), hold(mine, large)
-	if _, err := mine(t.Context(), large); !errors.Is(err, errNoRoom) {
+	if _, err := mine(t.Context(), large); !errors.Is(err, errNoAnswer) {
 		t.Errorf("a third of two: %v", err)
 	}
+	ran, err := s.hold(s.outputs, "mine", over)(t.Context(), large)
+	if err != nil {
+		t.Fatalf("a command beside answers that are not taken: %v", err)
+	}
+	ran(0)
 	gone, cancel := context.WithCancelCause(t.Context())
 	hungUp := errors.New("hung up")
 	cancel(hungUp)
@@ -40,7 +45,7 @@ func TestHold(t *testing.T) {
 	a(1) // made, and smaller than it might have been
 	c := hold(mine, large-1)
 	b(large)
-	if _, err := mine(t.Context(), large); !errors.Is(err, errNoRoom) {
+	if _, err := mine(t.Context(), large); !errors.Is(err, errNoAnswer) {
 		t.Errorf("while the client has not taken what was made: %v", err)
 	}
 	close(over)
@@ -48,5 +53,5 @@ func TestHold(t *testing.T) {
 		t.Error("the room of a call that is still at work is free")
 	}
 	c(large - 1)
-	empty(t, s.answers.large, s.answers.small)
+	empty(t, s.answers.large, s.answers.small, s.outputs.large, s.outputs.small)
 }

@@ -45,10 +45,13 @@ const (
 	readyTTL = time.Second
 	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
 	bodyOnTrust = 2 << 20
-	// So are the answers, from before they are made until the client has them.
+	// So are the answers, from before they are made until the client has them, and in
+	// rooms of its own what commands write while they run: who waits to answer for one
+	// holds nothing that another needs who does.
 	largeAnswers = 512 << 20
+	largeOutputs = 256 << 20
 	smallAnswers = 128 << 20
-	smallAnswer  = 256 << 10
+	smallAnswer  = 768 << 10
 )
 
 var errBusy = errors.New("the sidecar holds all the request bodies that it has room for; try again")
@@ -65,7 +68,8 @@ type Server struct {
 
 	large    *room
 	small    *room
-	answers  struct{ large, small *room }
+	outputs  rooms
+	answers  rooms
 	stream   http.Handler
 	plain    http.Handler
 	booted   atomic.Bool
@@ -96,7 +100,8 @@ func (s *Server) Handler() http.Handler {
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
 	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
-	s.answers.large, s.answers.small = newRoom(max(largeAnswers, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers)
+	s.outputs = rooms{newRoom(max(largeOutputs, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
+	s.answers = rooms{newRoom(max(largeAnswers, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
 	s.calls = map[string][]chan struct{}{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -128,7 +133,7 @@ func (s *Server) afterBoot(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.booted.Load() {
 			w.Header().Set("Retry-After", "5")
-			http.Error(w, "the sidecar is starting: it pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
+			http.Error(w, "the sidecar is starting: it fetches the key set of identities, pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -250,7 +255,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		case <-done:
 		}
 	}()
-	req.Done, req.Hold = gone, s.hold(who.Principal, done)
+	req.Done, req.Run, req.Hold = gone, s.hold(s.outputs, who.Principal, done), s.hold(s.answers, who.Principal, done)
 	r = r.WithContext(tools.WithRequest(r.Context(), req))
 	if req.JSON {
 		r.Header.Set("Accept", "application/json, text/event-stream") // what the SDK insists on

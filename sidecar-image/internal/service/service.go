@@ -59,20 +59,15 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
 		return err
 	}
+	if _, err := os.Stat(filepath.Join(c.StateDir, "sessions.db")); err == nil {
+		log.Warn("SANDBOX_STATE_DIR holds the sessions.db of an earlier version, which is not read: containers of its sessions (label loomcycle.managed=1, another loomcycle.instance) are left for you to remove, as is the file",
+			"instance", s.store.Instance)
+	}
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)
 	}
 	defer l.Close()
-	auth, err := identity.New(life, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway})
-	if err != nil {
-		return err
-	}
-	for _, t := range auth.Tokens() {
-		if len(t.Secret) < 16 {
-			log.Warn("a bearer token is shorter than 16 characters: make one with `openssl rand -hex 32`", "name", t.Name)
-		}
-	}
 	if c.Traces != "" {
 		if s.traces, err = tracing.Start(ctx, version, log); err != nil {
 			return err
@@ -80,7 +75,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	}
 	m := metrics.New(version, func() (int, int) { return s.sessions.Count() })
 	s.tools = &tools.Tools{Config: c, Log: log, Tracing: s.traces, Metrics: m}
-	s.server = &server.Server{Auth: auth, Tools: s.tools, Metrics: m, Ping: func(ctx context.Context) error { return s.engine.Ping(ctx) },
+	s.server = &server.Server{Tools: s.tools, Metrics: m, Ping: func(ctx context.Context) error { return s.engine.Ping(ctx) },
 		MaxBody: c.MaxBody(), Version: version, Log: log}
 	h := s.server.HTTP()
 	ended := make(chan error, 1)
@@ -116,10 +111,21 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	return nil
 }
 
-// boot finds the engine and the session image, tries a session, and adopts those
-// of an earlier sidecar.
+// boot reads who may call, finds the engine and the session image, tries a session,
+// and adopts those of an earlier sidecar.
 func (s *sidecar) boot(ctx context.Context) (err error) {
 	c := s.cfg
+	// A key set may be at a URL that does not answer.
+	auth, err := identity.New(ctx, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway, Log: s.log})
+	if err != nil {
+		return err
+	}
+	for _, t := range auth.Tokens() {
+		if len(t.Secret) < 16 {
+			s.log.Warn("a bearer token is shorter than 16 characters: make one with `openssl rand -hex 32`", "name", t.Name)
+		}
+	}
+	s.server.Auth = auth // nobody asks for it before Booted
 	var ws *workspace.Root
 	if c.WorkspaceRoot != "" {
 		if ws, err = workspace.New(c.WorkspaceRoot, c.WorkspaceHost, engine.SessionUser, c.WorkspaceMB<<20); err != nil {

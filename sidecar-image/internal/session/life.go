@@ -115,7 +115,9 @@ func (m *Manager) adopt(ctx context.Context) error {
 				m.remove(rec, nil)
 				continue
 			}
-			s.Measure()
+			if s.limited() {
+				m.wg.Go(s.lookAround)
+			}
 		}
 		m.sessions[rec.ID] = s
 		m.total++
@@ -231,7 +233,9 @@ func (m *Manager) reconcile() {
 	}
 	// A record is written before its container is made, so records read after the
 	// list cover it. What they do not, an engine finished for a sidecar that died.
-	if records, err := m.cfg.Store.All(); err == nil {
+	if records, err := m.cfg.Store.All(); err != nil {
+		m.cfg.Log.Error("strays are not looked for: nobody knows whose a container is", "error", err)
+	} else {
 		for _, rec := range records {
 			delete(strays, rec.ID)
 		}

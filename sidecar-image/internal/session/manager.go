@@ -25,6 +25,7 @@ const (
 	removeTimeout   = time.Minute
 	closeTimeout    = 3 * time.Second
 	removers        = 2
+	patrolsAtOnce   = 2
 	removePatience  = 5 * time.Second // then the next has its turn beside it
 	saveEvery       = 5 * time.Second
 	maxEpitaphs     = 1024
@@ -50,6 +51,7 @@ type Manager struct {
 	removals  chan removal
 	removing  sync.Map // ids of the sessions in it, and of those that are tried again
 	openings  chan struct{}
+	patrols   chan struct{}
 	wg        sync.WaitGroup
 	ctx       context.Context
 	stop      context.CancelFunc
@@ -74,7 +76,7 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 		cfg.Now = time.Now
 	}
 	m := &Manager{cfg: cfg, sessions: map[string]*Session{}, count: map[string]int{}, leaving: map[string]chan struct{}{},
-		removals: make(chan removal, 4096), openings: make(chan struct{}, max(1, cfg.Limits.Opening))}
+		removals: make(chan removal, 4096), openings: make(chan struct{}, max(1, cfg.Limits.Opening)), patrols: make(chan struct{}, patrolsAtOnce)}
 	m.ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for range removers {
 		m.wg.Go(m.remover)

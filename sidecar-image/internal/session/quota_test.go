@@ -45,6 +45,14 @@ func told(s *Session) string {
 	return ""
 }
 
+// Whether a command is killed. One that ends before anybody looks is not, unless it
+// takes longer than it should.
+const (
+	no = iota
+	yes
+	either
+)
+
 // A workspace that was over its quota before this sidecar had it: nothing is
 // written to it, and a long deletion is let be. What goes on to grow is killed, and in
 // the end its session too.
@@ -68,26 +76,22 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 	}
 	s.held.Close()
 	for _, c := range []struct {
-		script         string
-		killed, closed bool
+		script string
+		killed int
+		closed bool
 	}{
-		{"rm a; sleep 2.5", false, false},
-		{"echo result >result; sleep 2.5", true, false},
-		{"head -c 3000000 /dev/zero >c; sleep 30", true, true},
-		{"head -c 3000000 /dev/zero >d", false, true}, // before anybody looked
-		{"(sleep 0.1; head -c 3000000 /dev/zero >e) & sleep 0.2", false, true},
-		{"rm *", false, false},
-		{"head -c 3000000 /dev/zero >f; sleep 1.5; head -c 3000000 /dev/zero >g", true, false}, // for the first time
-		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", true, true},
-		{"sleep 30", true, true}, // what it may write at the bottom is not seen
-		{"sleep 2.5", false, false},
-		{"for i in {1..300}; do touch $i; done; sleep 30", true, false}, // each takes an inode
+		{"rm a; sleep 2.5", no, false},
+		{"echo result >result; sleep 2.5", yes, false},
+		{"head -c 3000000 /dev/zero >c; sleep 30", yes, true},
+		{"head -c 3000000 /dev/zero >d", either, true}, // before anybody looked
+		{"(sleep 0.1; head -c 3000000 /dev/zero >e) & sleep 0.2", either, true},
+		{"rm *", no, false},
+		{"head -c 3000000 /dev/zero >f; sleep 1.5; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
+		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", yes, false},
+		{"sleep 2.5", no, false}, // it may be deleting
+		{"rm -r d; sleep 2.5", no, false},
+		{"for i in {1..300}; do touch $i; done; sleep 30", yes, false}, // each takes an inode
 	} {
-		if c.script == "sleep 2.5" { // a command that removes it may take long enough to be killed
-			if err := os.RemoveAll(filepath.Join(s.held.Path, "d")); err != nil {
-				t.Fatal(err)
-			}
-		}
 		s = open()
 		ctx, stop, err := s.Guard(t.Context(), time.Minute)
 		if err != nil {
@@ -96,7 +100,7 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		cmd := exec.CommandContext(ctx, "bash", "-c", c.script)
 		cmd.Dir = s.held.Path
 		_ = cmd.Run()
-		if errors.As(context.Cause(ctx), &over) != c.killed {
+		if killed := errors.As(context.Cause(ctx), &over); c.killed != either && killed != (c.killed == yes) {
 			t.Errorf("%s: %v", c.script, context.Cause(ctx))
 		}
 		stop()
@@ -109,6 +113,49 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		}
 		s.held.Close()
 	}
+}
+
+// A workspace that is too deep to be measured takes nothing, may be deleted, and closes
+// its session when it stays, which is not said to hold too much.
+func TestDeepWorkspace(t *testing.T) {
+	s := quotas(t)()
+	if err := exec.Command("bash", "-c", "cd '"+s.held.Path+"'; for i in {1..300}; do mkdir d && cd d; done").Run(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		<-s.Measure()
+	}
+	if err := s.Quota(t.Context()); err == nil || !strings.Contains(err.Error(), "nested") || told(s) != "" {
+		t.Errorf("a write is told %v, the owner %q", err, told(s))
+	}
+	s.mu.Lock()
+	s.deep = s.deep.Add(-deepFor)
+	s.mu.Unlock()
+	<-s.Measure()
+	for end := time.Now().Add(5 * time.Second); told(s) == "" && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if why := told(s); !strings.Contains(why, "closed: the workspace is nested") {
+		t.Errorf("its owner is told %q", why)
+	}
+}
+
+// The walks that no call asks for are few at once, and no call waits for them.
+func TestPatrolsAreFew(t *testing.T) {
+	first := quotas(t)()
+	for range patrolsAtOnce {
+		first.m.patrols <- struct{}{}
+	}
+	s, ended := &Session{Record: first.Record, m: first.m, held: first.held}, make(chan struct{})
+	go func() { s.lookAround(); close(ended) }()
+	<-s.Measure()
+	select {
+	case <-ended:
+		t.Error("one more is made")
+	case <-time.After(50 * time.Millisecond):
+	}
+	<-s.m.patrols
+	<-ended
 }
 
 // However many commands end while a walk is under way, one more is made; and nobody

@@ -94,9 +94,11 @@ type Session struct {
 	sized   bool          // the workspace has been measured
 	used    int64         // bytes in it when last measured
 	least   int64         // bytes in it since it has been over its quota, at the least
+	deep    time.Time     // since when it is nested too deep to be measured; zero when it is not
 	walk    chan struct{} // closed when the next walk through it has ended; nil when none is asked for
 	walking chan struct{} // the same of the walk under way; nil when nobody makes any
 	patrol  *time.Timer   // asks for the next when nobody does
+	looking sync.Mutex    // by lookAround
 }
 
 // Use marks the session used and keeps it from idling until the returned
@@ -227,6 +229,10 @@ func (e *ErrQuota) Error() string {
 // errGrew is what the owner of a session is told that went on writing.
 var errGrew = errors.New("the session was closed: its workspace was over its quota (SANDBOX_WORKSPACE_QUOTA_MB) and went on to grow; open a new session and delete something first")
 
+// deepFor is how long a session may have a workspace that is too deep to be measured,
+// to delete it: no longer than what is written between two patrols goes unseen.
+const deepFor = patrolEvery
+
 // errUnmeasured says that a command, or its caller, had no time to wait.
 var errUnmeasured = errors.New("the workspace is still being measured for its quota; try again in a moment")
 
@@ -271,10 +277,10 @@ func (s *Session) Quota(ctx context.Context) error {
 }
 
 // Guard measures the workspace while a command runs and ends its context with
-// an *ErrQuota when it grows above the quota. A command that only deletes is
-// let be, unless the tree is too deep to see that. It waits for the first
-// measurement until ctx ends, but no longer than patience. stop ends the guard and
-// has the workspace measured once more.
+// an *ErrQuota when it grows above the quota, or becomes too deep to be measured. A
+// command that only deletes is let be. It waits for the first measurement until ctx
+// ends, but no longer than patience. stop ends the guard and has the workspace
+// measured once more.
 func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded context.Context, stop func(), err error) {
 	if !s.limited() {
 		return ctx, func() {}, nil
@@ -303,7 +309,7 @@ func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded co
 			}
 			s.mu.Lock()
 			used, q := s.used, s.m.cfg.Workspaces.Quota()
-			if used > q && (used > before || used == workspace.Unmeasured) {
+			if used > q && used > before { // nothing is more than Unmeasured
 				if before <= q {
 					s.least = 0 // what it writes until it is dead is not held against it
 				}
@@ -346,53 +352,79 @@ func (s *Session) walks() {
 		s.walk, s.walking = nil, done
 		if done == nil {
 			every := max(patrolEvery, patrolFactor*took)
-			switch {
-			case s.used == workspace.Unmeasured: // time to delete is all that it needs
-			case s.patrol != nil:
+			if s.patrol != nil {
 				s.patrol.Reset(every)
-			default:
-				s.patrol = time.AfterFunc(every, func() { s.Measure() })
+			} else {
+				s.patrol = time.AfterFunc(every, s.lookAround)
 			}
 			s.mu.Unlock()
 			return
 		}
 		s.mu.Unlock()
 		began := time.Now()
-		grew := s.size(s.held.Usage())
+		why := s.size(s.held.Usage())
 		close(done)
 		took = time.Since(began)
-		if grew && s.close(nil) {
-			s.m.bury(s, errGrew)
+		if why != nil && s.close(nil) {
+			s.m.bury(s, why)
 			s.m.finish(s, "quota")
 		}
 		time.Sleep(took)
 	}
 }
 
-// size takes a measurement down, and says whether the workspace grew further
-// while it was over its quota.
-func (s *Session) size(used int64, err error) (grew bool) {
+// lookAround makes a walk that no call asks for. Over all sessions few are made at
+// once; the walks of calls wait for none of them.
+func (s *Session) lookAround() {
+	if !s.looking.TryLock() {
+		return // one waits for its turn
+	}
+	defer s.looking.Unlock()
+	select {
+	case s.m.patrols <- struct{}{}:
+	case <-s.m.ctx.Done():
+		return
+	}
+	defer func() { <-s.m.patrols }()
+	select {
+	case <-s.Measure():
+	case <-s.m.ctx.Done():
+	}
+}
+
+// size takes a measurement down, and says why the session has to be closed: its
+// workspace grew further while it was over its quota, or stayed too deep.
+func (s *Session) size(used int64, err error) (why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first := !s.sized
 	s.sized = true
 	if err != nil {
 		if !errors.Is(err, os.ErrClosed) { // closed under way
 			s.m.logger(s).Error("a workspace could not be measured; its last size counts", "workspace", s.Workspace, "error", err)
 		}
-		return false
+		return nil
 	}
 	s.used = used
-	switch q := s.m.cfg.Workspaces.Quota(); {
+	q, now := s.m.cfg.Workspaces.Quota(), s.m.cfg.Now()
+	if used == workspace.Unmeasured {
+		if s.deep.IsZero() {
+			s.deep = now
+		}
+		if now.Sub(s.deep) >= deepFor { // it may have grown all the time
+			return fmt.Errorf("the session was closed: %w", &ErrQuota{used, q})
+		}
+		return nil
+	}
+	s.deep = time.Time{}
+	switch {
 	case used <= q:
 		s.least = 0
-	case used == workspace.Unmeasured:
-		grew = !first // nobody can say that it did not
 	case s.least == 0:
 		s.least = used
 	default:
-		s.least = min(s.least, used)
-		grew = used-s.least > q/growth
+		if s.least = min(s.least, used); used-s.least > q/growth {
+			return errGrew
+		}
 	}
-	return grew
+	return nil
 }

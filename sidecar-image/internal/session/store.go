@@ -46,8 +46,9 @@ type Record struct {
 
 // Store keeps each record in a file of its own, which is replaced whole; the
 // file's time of modification is when the session was last used. That survives a
-// kill -9 of the sidecar. A power cut, which may lose the last writes, takes the
-// containers with it, so only the id is synced.
+// kill -9 of the sidecar. A power cut may lose the last writes, so only the id, by
+// which the next sidecar finds its containers, is synced: those it has no record of,
+// where the engine is on another machine and they run on, it removes.
 type Store struct {
 	dir      string
 	lock     *os.File

@@ -7,11 +7,15 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
+
+// tryRemoval is what an engine has to remove the trial's container.
+const tryRemoval = 10 * time.Second
 
 // Try starts a session container, runs a command in it and removes it: the
 // one check that finds a runtime, an image or a limit that does not work before
@@ -20,7 +24,11 @@ func Try(ctx context.Context, e Engine, instance string, spec engine.Spec) error
 	id := NewID()
 	spec.Name = "loomcycle-" + id
 	spec.Labels = map[string]string{engine.LabelManaged: "1", engine.LabelInstance: instance, engine.LabelSession: id}
-	defer e.Remove(context.WithoutCancel(ctx), spec.Name)
+	defer func() {
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryRemoval)
+		defer cancel()
+		_ = e.Remove(rctx, spec.Name) // else adopt finds it
+	}()
 	c, err := e.Create(ctx, spec)
 	if err != nil {
 		return err

@@ -41,6 +41,9 @@ type Request struct {
 	// long before the client has taken its answer; nil in a batch, where they
 	// may be another call's.
 	Release func()
+	// Run waits for room for what a command writes, of up to n bytes. over is called
+	// once, with 0, when the answer has been made of it.
+	Run func(ctx context.Context, n int64) (over func(n int64), err error)
 	// Hold waits for room for an answer that takes up to n bytes of memory. made
 	// is called once, when the answer is there, with what it takes from then on:
 	// that is kept until the client has it.
@@ -48,13 +51,19 @@ type Request struct {
 	Lifted
 }
 
-// MaxAnswer is what Hold is asked for at most, in bytes.
-func (t *Tools) MaxAnswer() int64 { return inMemory(max(t.Config.MaxFile, t.Config.Output.Max)) }
+// MaxAnswer is what Run and Hold are asked for at most, in bytes.
+func (t *Tools) MaxAnswer() int64 {
+	return max(ofFile(t.Config.MaxFile), ofOutput(t.Config.Output.Max))
+}
 
-// inMemory is what an answer takes while it is made, of content of so many
-// bytes: that, and the texts made of it (a command's streams alone and together, a
-// file in base64).
-func inMemory(content int64) int64 { return 3*content + 1<<10 }
+// ofFile is what an answer takes while it is made of so many bytes of a file: those,
+// and their text, which may be base64.
+func ofFile(n int64) int64 { return 3*n + 1<<10 }
+
+// ofOutput is what an answer takes while it is made of so many bytes that a command
+// wrote: its streams alone and together; as texts, which are twice as long where each
+// other byte has to be replaced; and the one text of both with the notes below it.
+func ofOutput(n int64) int64 { return 8*n + 8<<10 }
 
 type requestKey struct{}
 

@@ -94,12 +94,11 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	made, err := c.http.Hold(ctx, inMemory(limit))
+	ended, err := c.http.Run(ctx, limit)
 	if err != nil {
 		return nil, out, err
 	}
-	kept := 0
-	defer func() { made(int64(kept)) }()
+	defer ended(0)
 	guarded, stop, err := s.Guard(ctx, m.Timeout)
 	if err != nil {
 		return nil, out, err
@@ -120,6 +119,12 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, explain(s, err, "")
 	}
+	made, err := c.http.Hold(ctx, ofOutput(int64(got.Len())))
+	if err != nil {
+		return nil, out, fmt.Errorf("the command has ended (exit code %d), but its output is lost: %w", exit.Code, err)
+	}
+	kept := 0
+	defer func() { made(int64(kept)) }()
 	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
 	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
@@ -128,7 +133,9 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
 
 	var b strings.Builder
-	b.WriteString(text(got.Bytes(host.Both, gap)))
+	both := text(got.Bytes(host.Both, gap))
+	b.Grow(len(both) + 1<<10) // for the notes, mostly
+	b.WriteString(both)
 	line := func(format string, args ...any) {
 		if b.Len() > 0 && !strings.HasSuffix(b.String(), "\n") {
 			b.WriteByte('\n')
@@ -362,7 +369,7 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
 	}
 	limit = min(limit, left+readSlack)
-	made, err := c.http.Hold(ctx, inMemory(limit))
+	made, err := c.http.Hold(ctx, ofFile(limit))
 	if err != nil {
 		return nil, out, err
 	}

@@ -27,6 +27,8 @@ const (
 	fileTimeout = 2 * time.Minute
 	// readChunk is what a file that is read is first given, in bytes.
 	readChunk = 64 << 10
+	// outputChunk is the same for a command's output.
+	outputChunk = 4 << 10
 )
 
 // ErrLost is wrapped by errors of operations whose connection ended under them.
@@ -283,6 +285,13 @@ const maxRun = 1<<31 - 1 // bytes
 func (r outputRun) n() int       { return int(r >> 1) }
 func (r outputRun) stderr() bool { return r&1 == 1 }
 
+// Len returns how many bytes there are, both streams together.
+func (o *Output) Len() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.buf)
+}
+
 // Live returns the last of the bytes that have arrived so far, most at most, and
 // how many there are.
 func (o *Output) Live(most int) ([]byte, int) {
@@ -317,6 +326,9 @@ func (o *Output) add(f wire.Frame, limit int) error {
 	if ch == wire.Stderr || ch == wire.StderrTail {
 		run |= 1
 	}
+	if need := len(o.buf) + len(b); need > cap(o.buf) { // never to more than may come, as append does
+		o.buf = append(make([]byte, 0, min(max(2*cap(o.buf), need, outputChunk), limit)), o.buf...)
+	}
 	o.buf = append(o.buf, b...)
 	if last := len(o.runs) - 1; !fresh && o.runs[last].stderr() == run.stderr() && o.runs[last].n() <= maxRun-len(b) {
 		o.runs[last] += run &^ 1
@@ -341,7 +353,13 @@ const (
 func (o *Output) Bytes(w Which, gap string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := make([]byte, 0, len(o.buf)+len(gap))
+	size := len(gap)
+	for _, r := range o.runs {
+		if w == Both || (w == Stderr) == r.stderr() {
+			size += r.n()
+		}
+	}
+	out := make([]byte, 0, size)
 	at, cut := 0, o.tail
 	if cut < 0 {
 		cut = len(o.runs)

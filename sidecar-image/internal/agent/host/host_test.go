@@ -202,8 +202,8 @@ func TestOutputOfManyRuns(t *testing.T) {
 	if size := cap(o.runs) * int(unsafe.Sizeof(o.runs[0])); size > 6*limit {
 		t.Errorf("%d bytes of output take %d more", limit, size)
 	}
-	if n := len(o.Bytes(Stderr, "")); n != limit/2 {
-		t.Errorf("stderr has %d bytes", n)
+	if b := o.Bytes(Stderr, ""); len(b) != limit/2 || cap(b) > limit/2 || o.Len() != limit || cap(o.buf) > limit {
+		t.Errorf("stderr has %d bytes in %d, all %d in %d", len(b), cap(b), o.Len(), cap(o.buf))
 	}
 }
 
