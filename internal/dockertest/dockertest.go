@@ -34,13 +34,7 @@ func Start(t *testing.T) string {
 		skip(t, ci, "no docker engine answers at "+host+", and starting one takes root")
 	}
 	dir := t.TempDir()
-	_, err := exec.LookPath("dockerd")
-	_, cerr := exec.LookPath("docker")
-	switch {
-	case err == nil && cerr == nil:
-	case ci:
-		unpack(t, dir)
-	default:
+	if !Programs(t) {
 		skip(t, false, "no docker engine answers at "+host+", and docker is not installed (apt-get install docker.io docker-cli)")
 	}
 	host = "unix://" + filepath.Join(dir, "sock")
@@ -89,10 +83,19 @@ func skip(t *testing.T, fail bool, why string) {
 	t.Skip(why)
 }
 
-// unpack puts docker below the folder and on PATH. The command is a package of
-// its own since Debian 13.
-func unpack(t *testing.T, dir string) {
+// Programs tells whether docker's programs are on PATH. In CI, as root on Debian,
+// it puts them there until the test ends, below a folder: an installation would
+// start a daemon for everybody. The command is a package of its own since Debian 13.
+func Programs(t testing.TB) bool {
 	t.Helper()
+	there := func(program string) bool { _, err := exec.LookPath(program); return err == nil }
+	if there("dockerd") && there("docker") && there("containerd") {
+		return true
+	}
+	if os.Getenv("CI") != "true" || os.Geteuid() != 0 {
+		return false
+	}
+	dir := t.TempDir()
 	const script = `set -e
 cd "$1"
 apt-get -q -o APT::Sandbox::User=root download docker.io containerd $(apt-cache pkgnames docker-cli | grep -x docker-cli || true)
@@ -102,6 +105,7 @@ for deb in *.deb; do dpkg-deb -x "$deb" root; done`
 	}
 	root := filepath.Join(dir, "root")
 	t.Setenv("PATH", filepath.Join(root, "usr/bin")+":"+filepath.Join(root, "usr/sbin")+":"+os.Getenv("PATH"))
+	return true
 }
 
 func answers(ctx context.Context, host string) bool {

@@ -18,9 +18,12 @@ import (
 
 // packages says which Debian package holds a program.
 var packages = map[string]string{
+	"crun":                "crun",
+	"curl":                "curl",
 	"docker-registry":     "docker-registry",
 	"git":                 "git",
 	"iptables":            "iptables",
+	"jq":                  "jq",
 	"mmdebstrap":          "mmdebstrap",
 	"newuidmap":           "uidmap",
 	"nft":                 "nftables",
@@ -44,8 +47,8 @@ var companions = map[string][]string{
 }
 
 // Tests are the programs that the project's tests run beside the engines'
-// libraries.
-var Tests = []string{"docker-registry", "git", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", emulators[foreign].program, "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
+// libraries. Docker's are not among them (internal/dockertest).
+var Tests = []string{"crun", "curl", "docker-registry", "git", "jq", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", emulators[foreign].program, "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
 
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the

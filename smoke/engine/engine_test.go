@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"os"
@@ -203,7 +204,10 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 		if err := e.Volume(t.Context(), "left"); err != nil {
 			t.Fatal(err)
 		}
-		mark := t.TempDir()
+		mark := filepath.Join(t.TempDir(), "left-"+rand.Text())
+		if err := os.Mkdir(mark, 0o755); err != nil {
+			t.Fatal(err)
+		}
 		run, err := e.Start(t.Context(), &Container{Image: img, NoNetwork: true, Args: waits,
 			Mounts: []Mount{{Path: "/v", Volume: "left"}, {Path: "/mark", Host: mark, ReadOnly: true}}})
 		if err != nil {
@@ -214,7 +218,7 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 		if err != nil || !strings.Contains(all, "container smoke-") || !strings.Contains(all, "volume smoke-") {
 			t.Errorf("a container and a volume are there, and Leaks says %q, %v", leaks, err)
 		}
-		if left := Processes(t.Context(), mark); len(left) == 0 || !strings.Contains(strings.Join(left, "\n"), "/probe wait") {
+		if left := Processes(t.Context(), filepath.Base(mark)); len(left) == 0 || !strings.Contains(strings.Join(left, "\n"), "/probe wait") {
 			t.Errorf("the container's process is there, and Processes says %q", left)
 		}
 		if err := run.Remove(t.Context()); err != nil {
@@ -224,7 +228,7 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 			t.Error(err)
 		}
 		none(t, "all is removed")
-		if left := Processes(t.Context(), mark); len(left) > 0 {
+		if left := Processes(t.Context(), filepath.Base(mark)); len(left) > 0 {
 			t.Errorf("all is removed, and Processes says %q", left)
 		}
 	})

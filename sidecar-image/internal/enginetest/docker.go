@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
 // Docker is a private docker: a daemon with a socket and storage of its own.
@@ -32,10 +34,8 @@ type Docker struct {
 func NewDocker(t testing.TB) *Docker {
 	t.Helper()
 	p := New(t)
-	for _, program := range []string{"dockerd", "docker", "containerd"} {
-		if _, err := exec.LookPath(program); err != nil {
-			Skip(t, "%s is not installed (apt-get install docker.io)", program)
-		}
+	if !dockertest.Programs(t) {
+		Skip(t, "docker is not installed (apt-get install docker.io docker-cli)")
 	}
 	cache, err := cacheDir()
 	if err != nil {
