@@ -22,6 +22,7 @@ type journal struct {
 	Moves   []move            `json:"moves,omitempty"`  // channels, in the order they are moved
 	file    string
 	hold    *os.File
+	fresh   bool // no earlier run left it
 }
 
 // move is a channel tag of one image.
@@ -51,6 +52,7 @@ func openJournal(dir string, v Version) (*journal, error) {
 	j.hold = hold
 	text, err := os.ReadFile(j.file)
 	if errors.Is(err, fs.ErrNotExist) {
+		j.fresh = true
 		return j, nil
 	}
 	if err == nil {

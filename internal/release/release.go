@@ -58,6 +58,7 @@ type run struct {
 	targets  []*target
 	locked   context.Context // ends when a lock is lost, not when the caller gives up: for what must be taken back then
 	done     bool            // nothing is left for another run: the journal goes with the locks
+	wrote    bool            // a step began that writes to a registry
 }
 
 var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
@@ -111,6 +112,7 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 		if !push && (s.name == "push" || s.name == "attach signatures and attestations") {
 			continue
 		}
+		r.wrote = r.wrote || s.name == "push" || s.name == "promote"
 		if err := r.Step(s.name, s.run); err != nil {
 			return fmt.Errorf("%s: %w", s.name, because(ctx, err))
 		}
@@ -216,7 +218,9 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 				err = errors.Join(err, t.lock.withdraw(ctx, t.lock.id))
 			}
 		}
-		if err == nil && r.done {
+		// Nothing of it is anywhere: each claim that it made was given back just now.
+		refused := r.journal.fresh && !r.wrote && len(r.journal.Moves) == 0 && len(r.targets) == len(r.Config.Registries)
+		if err == nil && (r.done || refused) {
 			// Last: a run that is killed while it unlocks leaves its claims on record.
 			err = r.journal.finish()
 		}

@@ -299,11 +299,15 @@ func TestUncertainAnswersStop(t *testing.T) {
 				return nil
 			})
 			m := newMaker(t, address)
-			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.0.0")))); err == nil || strings.Contains(err.Error(), "have the tag removed") != (status == 500) {
+			o := m.options(m.dist(disttest.Small("1.0.0")))
+			if err := Publish(t.Context(), o); err == nil || strings.Contains(err.Error(), "have the tag removed") != (status == 500) {
 				t.Fatalf("it gave %v", err)
 			}
 			if got := m.tags(inner, repositories...); len(got) != 0 {
 				t.Errorf("tags: %v", got)
+			}
+			if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) > 0 {
+				t.Errorf("a run that wrote nothing leaves the journal %v", left)
 			}
 		})
 	}
