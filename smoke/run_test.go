@@ -18,7 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/images"
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 	"github.com/loomcycle/loomcycle-images/smoke/plan"
 )
@@ -104,7 +104,7 @@ func newTestRunner(t *testing.T, e engine.Engine, cases string) *runner {
 		t.Fatal(err)
 	}
 	// The probe is linked once for all tests.
-	cache, err := buildkit.CacheDir(os.Getenv)
+	cache, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -155,7 +156,7 @@ func load(ctx context.Context, o Options) (*builder, error) {
 		return nil, err
 	}
 	b.locked = digest.FromBytes(text)
-	if b.cache, err = buildkit.CacheDir(b.Getenv); err != nil {
+	if b.cache, err = cache.Dir(b.Getenv); err != nil {
 		return nil, err
 	}
 	if b.compress, err = dist.NewCompressor(b.Root, b.Getenv("COMPRESSION")); err != nil {

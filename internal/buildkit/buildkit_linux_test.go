@@ -29,6 +29,8 @@ import (
 	digest "github.com/opencontainers/go-digest"
 	ocispecs "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/tonistiigi/fsutil"
+
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 )
 
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
@@ -71,11 +73,11 @@ func canRun() error {
 
 func shareProgram(t *testing.T, dir string) {
 	t.Helper()
-	cache, err := CacheDir(os.Getenv)
+	shared, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(cache, "bin")
+	bin := filepath.Join(shared, "bin")
 	if err := errors.Join(os.MkdirAll(bin, 0o755), os.Symlink(bin, filepath.Join(dir, "bin"))); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
@@ -25,15 +26,11 @@ const module = "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/"
 // until ctx ends or a signal comes, with the session image of SANDBOX_IMAGE or
 // else of dist. Every variable of the environment reaches it.
 func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
-	cache := getenv("LOOMCYCLE_CACHE")
-	if cache == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			return err
-		}
-		cache = filepath.Join(base, "loomcycle-images")
+	dir, err := cache.Dir(getenv)
+	if err != nil {
+		return err
 	}
-	dir := filepath.Join(cache, "sidecar")
+	dir = filepath.Join(dir, "sidecar")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
@@ -328,11 +329,11 @@ func tool(t *testing.T, module, name, tags, pkg string) string {
 	if testing.Short() {
 		t.Skip("building " + name + " takes minutes")
 	}
-	cache, err := os.UserCacheDir()
+	dir, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(cache, "loomcycle-images", "bin", name)
+	program := filepath.Join(dir, "bin", name)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
 	cmd.Dir = filepath.Join("..", "..", "tools", module)
 	if tags != "" {

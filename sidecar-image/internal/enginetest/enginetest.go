@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
@@ -242,11 +243,11 @@ func Agent() (string, error) {
 	if agent != "" {
 		return agent, nil
 	}
-	cache, err := cacheDir()
+	dir, err := cacheDir()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(cache, "session-agent")
+	path := filepath.Join(dir, "session-agent")
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -258,13 +259,9 @@ func Agent() (string, error) {
 }
 
 func cacheDir() (string, error) {
-	dir := os.Getenv("LOOMCYCLE_CACHE")
-	if dir == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			return "", err
-		}
-		dir = filepath.Join(base, "loomcycle-images")
+	dir, err := cache.Dir(os.Getenv)
+	if err != nil {
+		return "", err
 	}
 	dir = filepath.Join(dir, "sandbox-test")
 	return dir, os.MkdirAll(dir, 0o755)
