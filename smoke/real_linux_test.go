@@ -26,6 +26,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
@@ -75,7 +76,7 @@ func tiny(t *testing.T, arch, mark string) v1.Image {
 }
 
 // needPodman skips, or fails in CI, where podman is not installed.
-func needPodman(t *testing.T) { registrytest.Tool(t, "podman", "apt-get install podman runc") }
+func needPodman(t *testing.T) { citest.Program(t, "podman", "apt-get install podman runc") }
 
 // tinyCache is a cache folder of its own with the compiled BuildKit of the
 // project's, and without what podman keeps in it when the test is over.

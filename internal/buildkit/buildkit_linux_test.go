@@ -31,6 +31,7 @@ import (
 	"github.com/tonistiigi/fsutil"
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
@@ -38,10 +39,7 @@ import (
 func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *buffer) {
 	t.Helper()
 	if err := canRun(); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+		citest.Skip(t, "%v", err)
 	}
 	dir := t.TempDir()
 	shareProgram(t, dir)
@@ -869,10 +867,8 @@ func TestDiscardInterrupted(t *testing.T) {
 	}
 	if os.Geteuid() != 0 {
 		kit, err := rootlesskit()
-		if err != nil && os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		} else if err != nil {
-			t.Skip(err)
+		if err != nil {
+			citest.Skip(t, "%v", err)
 		}
 		if out, err := exec.Command(kit, "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)

@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
@@ -1182,8 +1183,8 @@ func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	folder := t.TempDir()
 	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size="+size); err != nil {
-		if errors.Is(err, unix.EPERM) && os.Getenv("CI") != "true" {
-			t.Skip("mounting a small tmpfs needs root")
+		if errors.Is(err, unix.EPERM) {
+			citest.Skip(t, "mounting a small tmpfs needs root")
 		}
 		t.Fatal(err)
 	}
