@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/pins"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
@@ -361,10 +361,8 @@ func hooks(env environment, o *release.Options) error {
 		for _, a := range command {
 			argv = append(argv, strings.ReplaceAll(a, "{refs}", f.Name()))
 		}
-		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd := host.Command(ctx, argv[0], argv[1:]...)
 		cmd.Stdout, cmd.Stderr = env.log, env.log
-		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-		cmd.WaitDelay = 30 * time.Second
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}
