@@ -32,18 +32,19 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 // fresh is a private daemon in an empty cache folder, stopped after the test. The
 // program alone comes from the project's own cache: compiling it takes minutes.
-func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *buffer) {
+func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffer) {
 	t.Helper()
 	if err := canRun(); err != nil {
 		citest.Skip(t, "%v", err)
 	}
 	dir := t.TempDir()
 	shareProgram(t, dir)
-	log := &buffer{}
+	log := &syncbuf.Buffer{}
 	opts := Options{Getenv: env(kv), Log: log, CacheDir: dir, Root: "../.."}
 	d, err := NewDaemon(opts)
 	if err != nil {
@@ -79,23 +80,6 @@ func shareProgram(t *testing.T, dir string) {
 	if err := errors.Join(os.MkdirAll(bin, 0o755), os.Symlink(bin, filepath.Join(dir, "bin"))); err != nil {
 		t.Fatal(err)
 	}
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func up(t *testing.T, d *Daemon) *Node {

@@ -416,7 +416,7 @@ func TestLockExcludes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := lease{time.Minute, 20 * time.Millisecond, time.Now, sleep, func(string, ...any) {}}
+	l := lease{time.Minute, 20 * time.Millisecond, time.Now, registry.Sleep, func(string, ...any) {}}
 	var holders, got atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 6 {
@@ -456,7 +456,7 @@ func TestLockOfADeadRunEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	l := lease{10 * time.Minute, time.Minute, func() time.Time { return now }, sleep, func(string, ...any) {}}
+	l := lease{10 * time.Minute, time.Minute, func() time.Time { return now }, registry.Sleep, func(string, ...any) {}}
 	note := func(string) error { return nil }
 	if _, err := acquire(t.Context(), l, c, "locks", "the dead one", 0, nil, note); err != nil {
 		t.Fatal(err)
