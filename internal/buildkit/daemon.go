@@ -22,6 +22,7 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/moby/buildkit/client"
 
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
@@ -589,10 +590,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".tmp", path)
+	return atomicfile.Write(path, data, 0o600)
 }
 
 // findRunc is the path of runc, "" when there is none. An ordinary user's PATH
