@@ -203,7 +203,7 @@ func TestExpectations(t *testing.T) {
 		`{run: 'true', fails: true}`:                                     "it must fail",
 		`{run: echo a, stdout: [b]}`:                                     `stdout has no match for "b"`,
 		`{run: echo a >&2, stderr: [b]}`:                                 `stderr has no match for "b"`,
-		`{run: echo a, no_output: [a]}`:                                  `the output has match for "a"`,
+		`{run: echo a, no_output: [a]}`:                                  `the output must not match "a", and has "a"`,
 		`{run: sleep 0.2, within: 100ms}`:                                "more than 100ms",
 		`{run: 'true', files: [{path: /nowhere}]}`:                       "/nowhere: missing is true",
 		`{run: 'true', files: [{path: /, owner: "7:7"}]}`:                "not to 7:7",
