@@ -327,7 +327,7 @@ func (in *inputs) add(s lock.Source) plan.Input {
 		i = len(in.keys)
 		in.keys, in.at = append(in.keys, l.Key), append(in.at, l)
 	}
-	return plan.Input{File: path.Join(strconv.Itoa(i), l.Path), SHA256: s.Digest, Size: s.Size}
+	return plan.Input{File: path.Join(strconv.Itoa(i), l.Path), SHA256: s.Digest}
 }
 
 func (in *inputs) mounts() []llb.RunOption {

@@ -48,9 +48,6 @@ type Options struct {
 	Builder *buildkit.Builder
 }
 
-// Platforms are those that a release has.
-var Platforms = []string{"linux/amd64", "linux/arm64"}
-
 // builder holds what every part of one build needs.
 type builder struct {
 	Options
@@ -119,7 +116,7 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 func load(ctx context.Context, o Options) (*builder, error) {
 	b := &builder{Options: o, id: identity.NewID()}
 	if len(b.Platform) == 0 {
-		b.Platform = Platforms
+		b.Platform = []string{"linux/amd64", "linux/arm64"} // a release has both
 	}
 	if b.Dist == "" {
 		b.Dist = filepath.Join(b.Root, "dist")

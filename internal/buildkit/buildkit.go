@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -279,6 +278,3 @@ func normalize(platform string) string {
 	}
 	return platforms.Format(platforms.Platform{OS: p.OS, Architecture: p.Architecture})
 }
-
-// HostPlatform is the platform of the machine this program runs on.
-func HostPlatform() string { return "linux/" + runtime.GOARCH }

@@ -167,9 +167,6 @@ func sweep(pattern string) error {
 	return nil
 }
 
-// Folder is where the content of dist is put until Publish.
-func (s *Staging) Folder() string { return s.dir }
-
 // Layout is the folder of the OCI layout.
 func (s *Staging) Layout() string { return filepath.Join(s.dir, "oci") }
 

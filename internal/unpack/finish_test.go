@@ -68,7 +68,7 @@ func (im image) finish(t *testing.T) ([]string, error) {
 	if im.plan.Database == "" {
 		im.plan.Database = plan.Dpkg
 	}
-	err = runFinish(t.Context(), im.plan, im.table, root, "", out, []string{meta})
+	err = runFinish(t.Context(), im.plan, im.table, root, out, []string{meta})
 	if err != nil {
 		return nil, err
 	}

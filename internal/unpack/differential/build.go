@@ -102,7 +102,7 @@ func (j *Job) Unpacked(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := unpack.Finish(ctx, fin, root, "", out, metas); err != nil {
+	if err := unpack.Finish(ctx, fin, root, out, metas); err != nil {
 		return "", fmt.Errorf("finish: %w", err)
 	}
 	return root, overlay(out, root)
