@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,7 +21,7 @@ func Test(ctx context.Context) error {
 	return goCommand(ctx, "test", "-timeout=90m", "./...")
 }
 
-// Lint runs go vet, staticcheck and, where there are workflows, actionlint.
+// Lint runs go vet, staticcheck and actionlint.
 func Lint(ctx context.Context) error {
 	for _, args := range [][]string{
 		{"vet", "./..."},
@@ -34,7 +35,7 @@ func Lint(ctx context.Context) error {
 	}
 	workflows, err := filepath.Glob(".github/workflows/*.yml")
 	if err != nil || len(workflows) == 0 {
-		return err
+		return errors.Join(err, errors.New("there are no workflows in .github/workflows to lint"))
 	}
 	return goCommand(ctx, append([]string{"tool", "-modfile=tools/lint/go.mod", "actionlint"}, workflows...)...)
 }
