@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -60,30 +59,6 @@ func NewDaemon(opts Options) (*Daemon, error) {
 	d.dir = filepath.Join(opts.CacheDir, "buildkit", d.name)
 	d.sock, err = socketPath(d.dir, opts.Getenv)
 	return d, err
-}
-
-// socketPath is buildkitd.sock in the daemon's folder, or a short path when
-// that one exceeds what a unix socket may have: 108 bytes with the final zero
-// (unix(7)); a margin is left for the other socket beside it.
-func socketPath(dir string, getenv func(string) string) (string, error) {
-	const limit = 100
-	if p := filepath.Join(dir, "buildkitd.sock"); len(p) < limit {
-		return p, nil
-	}
-	base := getenv("XDG_RUNTIME_DIR")
-	switch {
-	case base != "":
-	case os.Geteuid() == 0:
-		base = "/run"
-	default:
-		base = os.TempDir()
-	}
-	sum := sha256.Sum256([]byte(dir))
-	p := filepath.Join(base, fmt.Sprintf("loomcycle-%d-%s", os.Geteuid(), hex.EncodeToString(sum[:6])), "buildkitd.sock")
-	if len(p) >= limit {
-		return "", fmt.Errorf("the socket path %s is too long for a unix socket: set LOOMCYCLE_CACHE to a shorter folder", p)
-	}
-	return p, nil
 }
 
 // Address is what a BuildKit client (BUILDKIT_HOST, buildctl --addr) dials.
@@ -527,61 +502,6 @@ func (d *Daemon) sweep() {
 			}
 		}
 	}
-}
-
-// privateDir makes a folder for a socket that gives root, and refuses one that
-// another user has made first.
-func privateDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("making the folder of the socket: %w", err)
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("the folder %s of the socket belongs to user %d: set LOOMCYCLE_CACHE or XDG_RUNTIME_DIR to a folder of your own", dir, st.Uid)
-	}
-	return nil
-}
-
-// maxLog is the size in bytes above which a log is set aside at the next start.
-const maxLog = 8 << 20
-
-func (d *Daemon) openLog() (f *os.File, size int64, err error) {
-	if info, err := os.Stat(d.Log()); err == nil && info.Size() > maxLog {
-		os.Rename(d.Log(), d.Log()+".1")
-	}
-	f, err = os.OpenFile(d.Log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, 0, fmt.Errorf("opening the log of buildkitd: %w", err)
-	}
-	if size, err = f.Seek(0, io.SeekEnd); err != nil {
-		f.Close()
-		return nil, 0, err
-	}
-	return f, size, nil
-}
-
-// tail is the last few lines that were logged after the offset, but for the
-// frames of a stack trace (a function, and below it its file after a tab) and
-// rootlesskit's word that its child ended.
-func tail(path string, offset int64) string {
-	data, err := os.ReadFile(path)
-	if err != nil || int64(len(data)) <= offset {
-		return "(nothing)"
-	}
-	var kept []string
-	for _, line := range strings.Split(strings.TrimSpace(string(data[offset:])), "\n") {
-		if strings.HasPrefix(line, "\t") {
-			kept = kept[:max(0, len(kept)-1)]
-			continue
-		}
-		if !strings.HasPrefix(line, "[rootlesskit:") || !strings.Contains(line, "exited") {
-			kept = append(kept, line)
-		}
-	}
-	return strings.Join(kept[max(0, len(kept)-4):], " / ")
 }
 
 func writeJSON(path string, v any) error {

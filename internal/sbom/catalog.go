@@ -160,27 +160,54 @@ func Inspect(ctx context.Context, v Variant, components Components) (*Catalog, e
 
 // claim gives every regular file its owner and settles which packages stay.
 func (c *Catalog) claim(ctx context.Context, components Components) error {
-	v := c.Variant
 	all := c.sbom.Artifacts.Packages.Sorted()
 	c.sbom.Artifacts.Packages = pkg.NewCollection()
-	keep := func(p pkg.Package) artifact.ID {
-		c.sbom.Artifacts.Packages.Add(p)
-		return p.ID()
+	f, err := c.claimPackages(ctx, all, components)
+	if err != nil {
+		return err
 	}
+	c.checkDebian(all)
+	c.claimBytecode(components.Bytecode)
+	own := c.claimComponents(ctx, components.Components)
+	if err := c.claimRest(f, components); err != nil {
+		return err
+	}
+	c.linkModules(f.modules, c.keep)
+	for _, id := range c.Owner {
+		c.files[id]++
+	}
+	c.describeOwnFiles(own)
+	slices.Sort(c.Missing)
+	slices.Sort(c.Extra)
+	return nil
+}
 
-	why := map[string]string{}
-	var modules []pkg.Package       // but the main ones
-	npm := map[string]pkg.Package{} // by folder
-	programs := map[string]pkg.Package{}
+func (c *Catalog) keep(p pkg.Package) artifact.ID {
+	c.sbom.Artifacts.Packages.Add(p)
+	return p.ID()
+}
+
+// found are the packages that wait for their files.
+type found struct {
+	why      map[string]string      // a file is not its Debian package's
+	modules  []pkg.Package          // but the main ones
+	npm      map[string]pkg.Package // by folder
+	programs map[string]pkg.Package
+}
+
+// claimPackages keeps Debian's packages, with their files, and sorts the others.
+func (c *Catalog) claimPackages(ctx context.Context, all []pkg.Package, components Components) (found, error) {
+	v := c.Variant
+	f := found{why: map[string]string{}, npm: map[string]pkg.Package{}, programs: map[string]pkg.Package{}}
 	for _, p := range all {
 		switch p.Type {
 		case pkg.DebPkg:
-			if err := c.claimDebian(keep(p), p, why); err != nil {
-				return err
+			if err := c.claimDebian(c.keep(p), p, f.why); err != nil {
+				return f, err
 			}
 		case pkg.NpmPkg:
 			for _, l := range p.Locations.ToSlice() {
-				npm[path.Dir(strings.TrimPrefix(l.RealPath, "/"))] = p
+				f.npm[path.Dir(strings.TrimPrefix(l.RealPath, "/"))] = p
 			}
 		case pkg.GoModulePkg:
 			if m, ok := p.Metadata.(pkg.GolangBinaryBuildinfoEntry); ok && m.MainModule == p.Name {
@@ -192,18 +219,21 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 				}
 				p.SetID()
 				for _, l := range p.Locations.ToSlice() {
-					programs[strings.TrimPrefix(l.RealPath, "/")] = p
+					f.programs[strings.TrimPrefix(l.RealPath, "/")] = p
 				}
 				continue
 			}
-			modules = append(modules, p)
+			f.modules = append(f.modules, p)
 		}
 	}
-	c.checkDebian(all)
-	c.claimBytecode(components.Bytecode)
+	return f, nil
+}
 
-	var own artifact.ID
-	for _, component := range components.Components {
+// claimComponents gives the components their files, and returns the one that
+// is the image's definition.
+func (c *Catalog) claimComponents(ctx context.Context, components []Component) (own artifact.ID) {
+	v := c.Variant
+	for _, component := range components {
 		p, sum, ok := component.describe(ctx, v)
 		if !ok {
 			continue
@@ -222,7 +252,7 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			}
 			continue
 		}
-		id := keep(p)
+		id := c.keep(p)
 		if component.Definition {
 			own = id
 		}
@@ -230,15 +260,20 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			c.sources[p.ID()] = sum
 		}
 	}
+	return own
+}
 
+// claimRest gives programs and npm packages what is left, and says why a file
+// is nobody's.
+func (c *Catalog) claimRest(found found, components Components) error {
 	npmRoots := map[string]bool{}
-	for _, f := range v.FS.All() {
+	for _, f := range c.Variant.FS.All() {
 		name := f.Path
 		if _, taken := c.Owner[name]; taken || !f.Regular() {
 			continue
 		}
-		if p, ok := programs[name]; ok && components.program(name) {
-			c.Owner[name] = keep(p)
+		if p, ok := found.programs[name]; ok && components.program(name) {
+			c.Owner[name] = c.keep(p)
 			sum := sha256.New()
 			if err := f.Sum(sum); err != nil {
 				return err
@@ -246,25 +281,18 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			c.Programs[name] = digest.NewDigest(digest.SHA256, sum)
 			continue
 		}
-		if p, root, ok := npmOwner(npm, components.NPM, name); ok {
-			c.Owner[name] = keep(p)
+		if p, root, ok := npmOwner(found.npm, components.NPM, name); ok {
+			c.Owner[name] = c.keep(p)
 			npmRoots[root] = true
 			continue
 		}
-		reason := why[name]
+		reason := found.why[name]
 		if reason == "" {
 			reason = "no package lists it and components.yaml has no pattern for it"
 		}
 		c.Unclaimed = append(c.Unclaimed, Unclaimed{name, reason})
 	}
-	c.checkNPM(npm, npmRoots, components)
-	c.linkModules(modules, keep)
-	for _, id := range c.Owner {
-		c.files[id]++
-	}
-	c.describeOwnFiles(own)
-	slices.Sort(c.Missing)
-	slices.Sort(c.Extra)
+	c.checkNPM(found.npm, npmRoots, components)
 	return nil
 }
 

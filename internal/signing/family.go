@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -70,48 +71,11 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 	}
 	sboms := []SBOM{}
 	for _, image := range r.Images {
-		member, err := json.Marshal(Member{r.Version, r.Source, image})
+		found, err := statements(folder, r, image, add)
 		if err != nil {
 			return v1.Hash{}, err
 		}
-		if err := add(image.IndexDigest, Signature, nil); err != nil {
-			return v1.Hash{}, err
-		}
-		if err := add(image.IndexDigest, Membership, member); err != nil {
-			return v1.Hash{}, err
-		}
-		var built []byte // by what: the same run made all variants
-		for _, v := range image.Platforms {
-			if err := add(v.Digest, Signature, nil); err != nil {
-				return v1.Hash{}, err
-			}
-			for _, d := range documents {
-				file := filepath.Join(folder, d.kind, image.Name, strings.ReplaceAll(v.Platform, "/", "-")+d.suffix)
-				text, err := os.ReadFile(file)
-				if err != nil {
-					return v1.Hash{}, fmt.Errorf("the %s of %s for %s is not made yet; run the targets sbom and provenance first: %w", Title(d.predicateType), image.Name, v.Platform, err)
-				}
-				predicate, err := predicateFor(text, v.Digest, d.predicateType)
-				if err != nil {
-					return v1.Hash{}, fmt.Errorf("%s: %w", file, err)
-				}
-				if err := add(v.Digest, d.predicateType, predicate); err != nil {
-					return v1.Hash{}, err
-				}
-				if d.predicateType == Provenance && built == nil {
-					built = predicate
-				}
-				if d.kind == "sbom" {
-					sboms = append(sboms, SBOM{image.Name, v.Platform, v.Digest, d.predicateType, digest.FromBytes(text), int64(len(text))})
-				}
-			}
-		}
-		if built, err = indexProvenance(image, built); err != nil {
-			return v1.Hash{}, fmt.Errorf("the provenance of %s: %w", image.Name, err)
-		}
-		if err := add(image.IndexDigest, Provenance, built); err != nil {
-			return v1.Hash{}, err
-		}
+		sboms = append(sboms, found...)
 	}
 	artifact, err := writeArtifact(folder, l, r, sboms)
 	if err != nil {
@@ -137,6 +101,47 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 		return v1.Hash{}, err
 	}
 	return artifact, l.Attach(attachments)
+}
+
+// statements adds what is to be signed of an image, and lists its SBOMs.
+func statements(folder string, r *dist.Release, image dist.Image, add func(h digest.Digest, predicateType string, predicate []byte) error) (sboms []SBOM, err error) {
+	member, err := json.Marshal(Member{r.Version, r.Source, image})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(add(image.IndexDigest, Signature, nil), add(image.IndexDigest, Membership, member)); err != nil {
+		return nil, err
+	}
+	var built []byte // by what: the same run made all variants
+	for _, v := range image.Platforms {
+		if err := add(v.Digest, Signature, nil); err != nil {
+			return nil, err
+		}
+		for _, d := range documents {
+			file := filepath.Join(folder, d.kind, image.Name, strings.ReplaceAll(v.Platform, "/", "-")+d.suffix)
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, fmt.Errorf("the %s of %s for %s is not made yet; run the targets sbom and provenance first: %w", Title(d.predicateType), image.Name, v.Platform, err)
+			}
+			predicate, err := predicateFor(text, v.Digest, d.predicateType)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			if err := add(v.Digest, d.predicateType, predicate); err != nil {
+				return nil, err
+			}
+			if d.predicateType == Provenance && built == nil {
+				built = predicate
+			}
+			if d.kind == "sbom" {
+				sboms = append(sboms, SBOM{image.Name, v.Platform, v.Digest, d.predicateType, digest.FromBytes(text), int64(len(text))})
+			}
+		}
+	}
+	if built, err = indexProvenance(image, built); err != nil {
+		return nil, fmt.Errorf("the provenance of %s: %w", image.Name, err)
+	}
+	return sboms, add(image.IndexDigest, Provenance, built)
 }
 
 // predicateFor takes the predicate out of a document that is a whole statement,
