@@ -5,10 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/pins"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
@@ -361,16 +363,24 @@ func hooks(env environment, o *release.Options) error {
 		for _, a := range command {
 			argv = append(argv, strings.ReplaceAll(a, "{refs}", f.Name()))
 		}
-		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-		cmd.Stdout, cmd.Stderr = env.log, env.log
-		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-		cmd.WaitDelay = 30 * time.Second
-		if err := cmd.Run(); err != nil {
+		if err := group(ctx, env.log, 30*time.Second, argv); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}
 		return nil
 	}
 	return nil
+}
+
+// group runs a program that may start others, as `go run` does. When the context
+// ends all are interrupted, and what still runs a grace later is killed.
+func group(ctx context.Context, log io.Writer, grace time.Duration, argv []string) error {
+	cmd := host.Command(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = log, log, grace
+	err := cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the delay ends in the death of the first one only
+	}
+	return err
 }
 
 func runReleaseList(ctx context.Context, env environment, args []string) error {

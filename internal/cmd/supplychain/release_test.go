@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -124,5 +127,50 @@ func TestReleaseByCommands(t *testing.T) {
 	variables["RELEASE_REGISTRY"] = ""
 	if _, _, err := supplychain("release-list", "-config", config); err == nil || !strings.Contains(err.Error(), "RELEASE_REGISTRY") {
 		t.Errorf("without a registry: %v", err)
+	}
+}
+
+// A hook's program starts another and forwards nothing, as `go run` does. Both
+// hear that the release ends, and what does not listen is killed.
+func TestHookEndsWithTheRelease(t *testing.T) {
+	for _, x := range []struct {
+		name, inner string
+		grace       time.Duration
+		tidy        bool
+	}{
+		{"it tidies up", `trap "sleep 0.1; touch tidy; exit" INT; echo ready; while :; do sleep 0.1; done`, time.Minute, true},
+		{"it does not listen", `trap "" INT; echo ready; while :; do sleep 0.1; done`, 100 * time.Millisecond, false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			read, write, err := os.Pipe() // it ends when no process has it any more
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				done <- group(ctx, write, x.grace, []string{"sh", "-c", `trap : INT; sh -c '` + x.inner + `'; wait`})
+			}()
+			out := bufio.NewReader(read)
+			if line, err := out.ReadString('\n'); err != nil {
+				t.Fatal(line, err)
+			}
+			cancel()
+			if err := <-done; err == nil {
+				t.Error("it ended well")
+			}
+			write.Close()
+			if err := read.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(out); err != nil {
+				t.Errorf("what it started runs on: %v", err)
+			}
+			if _, err := os.Stat("tidy"); (err == nil) != x.tidy {
+				t.Errorf("tidied up: %v", err)
+			}
+		})
 	}
 }
