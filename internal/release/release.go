@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -78,8 +79,8 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 	if r.version, err = ParseVersion(r.release.Version); err != nil {
 		return err
 	}
-	if !commit.MatchString(r.release.Source.Commit) {
-		return fmt.Errorf("%s was built from the commit %q, which nobody can check out again; commit the changes and build it anew", o.Dist, r.release.Source.Commit)
+	if err := checkOut(r.release.Source); err != nil {
+		return fmt.Errorf("%s: %w", o.Dist, err)
 	}
 	if err := r.Config.fits(r.images()); err != nil {
 		return fmt.Errorf("the release configuration does not fit %s: %w", o.Dist, err)
@@ -118,6 +119,21 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 		}
 	}
 	r.done = true
+	return nil
+}
+
+// checkOut fails when a source is no commit: of the repository, or of the runtime
+// where that comes from elsewhere. Binaries have a digest in the provenance instead.
+func checkOut(s dist.Source) error {
+	commits := map[string]string{"the images were": s.Commit}
+	if l := s.Loomcycle; l != "" && !strings.HasPrefix(l, "bin:") {
+		commits["the runtime, of "+l+", was"] = l[strings.LastIndex(l, "#")+1:]
+	}
+	for what, c := range commits {
+		if !commit.MatchString(c) {
+			return fmt.Errorf("%s built from the commit %q, which nobody can check out again; commit the changes and build anew", what, c)
+		}
+	}
 	return nil
 }
 

@@ -729,13 +729,21 @@ func TestRollback(t *testing.T) {
 
 func TestOnlyACommitIsReleased(t *testing.T) {
 	m := newMaker(t, registrytest.Start(t, registrytest.Referrers))
-	for _, c := range []string{"unknown", strings.Repeat("a", 40) + "-dirty"} {
+	dirty := strings.Repeat("a", 40) + "-dirty"
+	for _, x := range []struct{ own, runtime, want string }{
+		{"unknown", "", "unknown"}, {dirty, "", dirty},
+		{"", "dir:loomcycle#" + dirty, dirty}, {"", "dir:loomcycle#unknown", "unknown"},
+		{"", "dir:loomcycle#" + strings.Repeat("a", 40), ""}, {"", "bin:loomcycle", ""},
+	} {
 		folder := m.dist(disttest.Small("1.0.0"))
 		r, err := dist.Read(folder)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Source.Commit = c
+		r.Source.Loomcycle = x.runtime
+		if x.own != "" {
+			r.Source.Commit = x.own
+		}
 		text, err := json.Marshal(r)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(folder, "release.json"), text, 0o644)
@@ -746,8 +754,9 @@ func TestOnlyACommitIsReleased(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Publish(t.Context(), m.options(folder)); err == nil || !strings.Contains(err.Error(), c) {
-			t.Errorf("a build of commit %s: %v", c, err)
+		err = Publish(t.Context(), m.options(folder))
+		if refused := err != nil && strings.Contains(err.Error(), "nobody can check out"); refused != (x.want != "") || refused && !strings.Contains(err.Error(), x.want) {
+			t.Errorf("a build of %+v: %v", x, err)
 		}
 	}
 }
