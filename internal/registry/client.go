@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -27,7 +28,8 @@ import (
 
 // Options are what a client needs from outside; the zero value is usable.
 type Options struct {
-	Transport   http.RoundTripper // nil means go-containerregistry's default
+	Transport   http.RoundTripper // nil means go-containerregistry's default, with Idle
+	Idle        time.Duration     // until a connection is given up on which nothing moves; 0 means 5 min
 	Keychain    authn.Keychain    // nil means the docker configuration and its helpers
 	Backoff     Backoff
 	Concurrency int  // blobs sent at once; 0 means 4
@@ -66,8 +68,11 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a registry; write HOST[:PORT][/PREFIX]: %w", address, err)
 	}
+	if o.Idle == 0 {
+		o.Idle = 5 * time.Minute
+	}
 	if o.Transport == nil {
-		o.Transport = remote.DefaultTransport
+		o.Transport = limited(o.Idle)
 	}
 	if o.Keychain == nil {
 		o.Keychain = authn.DefaultKeychain

@@ -35,9 +35,15 @@ func content(size int) []byte {
 // open connects with a backoff that notes its pauses instead of waiting.
 func open(t *testing.T, address string, repositories ...string) (*registry.Client, func() []time.Duration) {
 	t.Helper()
+	return openIdle(t, 0, address, repositories...)
+}
+
+func openIdle(t *testing.T, idle time.Duration, address string, repositories ...string) (*registry.Client, func() []time.Duration) {
+	t.Helper()
 	var mu sync.Mutex
 	var pauses []time.Duration
 	c, err := registry.Open(t.Context(), address, repositories, registry.Options{
+		Idle: idle,
 		Backoff: registry.Backoff{Sleep: func(ctx context.Context, d time.Duration) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -87,10 +93,8 @@ func TestPushBlobThroughFaults(t *testing.T) {
 			return registrytest.Answer(500, "oops")
 		}), time.Millisecond},
 		{"cut in the middle of the data", first("PATCH", "/blobs/uploads/", cut), time.Millisecond},
-		{"a slow link", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
-			r.Body = slow{r.Body}
-			return nil
-		}), 0},
+		{"507 on the existence check", first("HEAD", "/blobs/", func(*http.Request) *http.Response { return registrytest.Answer(507, "") }), time.Millisecond},
+		{"522 of a proxy when opening", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(522, "") }), time.Millisecond},
 		{"500 when closing", first("PUT", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(500, "oops") }), time.Millisecond},
 	} {
 		for _, k := range kinds {
@@ -203,6 +207,53 @@ func TestHugeBlob(t *testing.T) {
 	}
 	if _, err := client.ReadBlob(t.Context(), "a", b.Digest); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("it was read: %v", err)
+	}
+}
+
+// TestSilentRegistry stops to read or to answer once, for longer than is waited. A
+// link that is only slow is no such registry, though all takes longer than that.
+func TestSilentRegistry(t *testing.T) {
+	for _, c := range []struct {
+		name, method, path string
+		size               int
+		slow               bool
+	}{
+		{"it does not answer", "PUT", "/blobs/uploads/", 1000, false},
+		{"it does not read", "PATCH", "/blobs/uploads/", 24 << 20, false},
+		{"it does not write", "GET", "/blobs/sha256", 1000, false},
+		{"a slow link", "PATCH", "/blobs/uploads/", 24 << 20, true}, // more than the kernel's buffers hold
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			over := make(chan struct{})
+			var began atomic.Int64
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				switch {
+				case r.Method != c.method || !strings.Contains(r.URL.Path, c.path):
+				case c.slow:
+					r.Body = slow{r.Body}
+				case began.Add(1) == 1:
+					<-over
+					return registrytest.Answer(500, "")
+				}
+				return nil
+			})
+			t.Cleanup(func() { close(over) }) // before the proxy's, which waits for what hangs
+			const idle = time.Second
+			client, pauses := openIdle(t, idle, address, "a")
+			b, start := registry.Bytes(content(c.size)), time.Now()
+			if err := client.PushBlob(t.Context(), "a", b); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); c.slow && (took < idle || len(pauses()) > 0) {
+				t.Errorf("it took %v, with %d tries more", took, len(pauses()))
+			}
+			if got, err := client.ReadBlob(t.Context(), "a", b.Digest); err != nil || len(got) != c.size {
+				t.Fatalf("the registry has %d bytes, %v", len(got), err)
+			}
+			if n := began.Load(); !c.slow && n != 2 {
+				t.Errorf("it was asked %d times, want twice", n)
+			}
+		})
 	}
 }
 

@@ -4,11 +4,16 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // Backoff says how often and how patiently a request is tried again.
@@ -68,13 +73,58 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return 0
 }
 
+// transient tells the answers after which the same request may succeed: also those
+// of a full disk (507) and of proxies (520 and on), but none that denies the
+// method or the protocol.
 func transient(status int) bool {
 	switch status {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
-		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		return false
 	}
-	return false
+	return status >= 500
+}
+
+// limited is go-containerregistry's transport, which waits for ever for a server
+// that took a request and never answers it, or stops in the middle.
+func limited(idle time.Duration) http.RoundTripper {
+	t := remote.DefaultTransport.(*http.Transport).Clone()
+	dial := t.DialContext
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &idleConn{c, idle}, nil
+	}
+	return t
+}
+
+// idleConn fails when nothing moves on it, in either direction: an answer is read
+// for from the moment when the request begins to be written.
+type idleConn struct {
+	net.Conn
+	limit time.Duration
+}
+
+func (c *idleConn) Read(p []byte) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(c.limit)) // fails on a closed connection, as the read does
+	n, err := c.Conn.Read(p)
+	return n, c.named(err)
+}
+
+func (c *idleConn) Write(p []byte) (int, error) {
+	_ = c.SetDeadline(time.Now().Add(c.limit))
+	n, err := c.Conn.Write(p)
+	return n, c.named(err)
+}
+
+func (c *idleConn) named(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("nothing moved for %v: %w", c.limit, err)
+	}
+	return err
 }
 
 // hopeless tells the connection errors that the next attempt meets too: no TLS
