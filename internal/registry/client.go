@@ -309,8 +309,7 @@ func (c *Client) referrers(ctx context.Context, u *url.URL) (page *v1.IndexManif
 // referrersTag reads the tag of a registry without the API ("Referrers Tag Schema").
 func (c *Client) referrersTag(ctx context.Context, repository string, h v1.Hash) (*v1.IndexManifest, error) {
 	m, _, err := c.Fetch(ctx, repository, h.Algorithm+"-"+h.Hex)
-	var e *transport.Error
-	if errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+	if Absent(err) { // a gateway's 404 would have all attached a second time
 		return &v1.IndexManifest{}, nil
 	}
 	if err != nil {

@@ -153,7 +153,8 @@ func (c *closing) Close() error {
 	return nil
 }
 
-// TestNothingToSend has blobs that can't be opened: that is not the registry's fault.
+// TestNothingToSend has blobs that can't be opened, were cut or have rotted: that is
+// not the registry's fault.
 func TestNothingToSend(t *testing.T) {
 	client, pauses := open(t, registrytest.Start(t, registrytest.Referrers), "a")
 	gone := errors.New("it is gone")
@@ -162,6 +163,16 @@ func TestNothingToSend(t *testing.T) {
 		b.Open = func(context.Context) (io.ReadCloser, error) { return nil, gone }
 		if err := client.PushBlob(t.Context(), "a", b); !errors.Is(err, gone) {
 			t.Errorf("%d bytes: %v", size, err)
+		}
+		rotten := content(size)
+		rotten[size/2]++
+		for _, text := range [][]byte{rotten, content(size)[:size-1], nil} {
+			b.Open = func(context.Context) (io.ReadCloser, error) {
+				return registry.Checked(io.NopCloser(bytes.NewReader(text)), b.Digest, "dist/oci"), nil
+			}
+			if err := client.PushBlob(t.Context(), "a", b); err == nil || !strings.Contains(err.Error(), "in dist/oci has the digest") {
+				t.Errorf("%d of %d bytes: %v", len(text), size, err)
+			}
 		}
 	}
 	if n := len(pauses()); n > 0 {
@@ -195,6 +206,24 @@ func TestReferrersOfAllPages(t *testing.T) {
 				t.Errorf("%d referrers, %v; want %q", len(found), err, c.want)
 			}
 		})
+	}
+}
+
+// TestUncertainReferrers is a gateway that knows neither the API nor the tag in its
+// place: nothing is attached then is what only the registry can say.
+func TestUncertainReferrers(t *testing.T) {
+	h := registry.Bytes(nil).Digest
+	for answer, none := range map[string]bool{`{"errors":[{"code":"MANIFEST_UNKNOWN","message":"unknown"}]}`: true, "<html>not found</html>": false, "": false} {
+		address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+			if r.URL.Path == "/v2/" {
+				return nil
+			}
+			return registrytest.Answer(404, answer)
+		})
+		client, _ := open(t, address, "a")
+		if found, err := client.Referrers(t.Context(), "a", h); (err == nil) != none || len(found) > 0 {
+			t.Errorf("%q gave %v, %v", answer, found, err)
+		}
 	}
 }
 

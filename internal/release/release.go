@@ -182,6 +182,17 @@ func (r *run) checkLocal(ctx context.Context) error {
 	if stored.Version != r.release.Version || !slices.EqualFunc(stored.Images, r.release.Images, func(a, b dist.Image) bool { return a.Name == b.Name && a.IndexDigest == b.IndexDigest }) {
 		return fmt.Errorf("%s was signed before it was built again; run the target sign", r.Dist)
 	}
+	all, err := r.contents()
+	if err != nil {
+		return err
+	}
+	digests := make([]v1.Hash, len(all))
+	for i, p := range all {
+		digests[i] = p.digest
+	}
+	if err := r.layout.Check(ctx, digests...); err != nil {
+		return err
+	}
 	return r.check(ctx, func(string) signing.Store { return r.layout })
 }
 

@@ -241,6 +241,64 @@ func TestAgainFromAFreshCheckout(t *testing.T) {
 	}
 }
 
+// TestCleanedUpVariant is a registry whose clean-up deleted what no tag names.
+func TestCleanedUpVariant(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := dist.Read(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, "http://"+address+"/v2/toolbox/manifests/"+r.Images[1].Platforms[0].Digest.String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil || resp.StatusCode != http.StatusAccepted {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+	resp.Body.Close()
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, folder, "1.0", "1", "latest")
+}
+
+// TestRottenLayer damages a layer after all was signed.
+func TestRottenLayer(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut":     func(b []byte) []byte { return b[:len(b)-1] },
+		"changed": func(b []byte) []byte { b[0]++; return b },
+	} {
+		o := m.options(m.dist(disttest.Small("1.0.0")))
+		r, err := dist.Read(o.Dist)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer := r.Images[0].Platforms[0].Layers[0].Digest
+		file := filepath.Join(o.Dist, "oci", "blobs", "sha256", layer.Encoded())
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, damage(text), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "blob "+layer.String()+" in "+filepath.Join(o.Dist, "oci")) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(o.State); err == nil {
+			t.Errorf("%s: the registry was asked", name)
+		}
+	}
+}
+
 func (m *maker) referrers(address, folder string) int {
 	m.t.Helper()
 	r, err := dist.Read(folder)

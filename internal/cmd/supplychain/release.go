@@ -189,6 +189,9 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 		_, checked, err := signing.VerifyImage(ctx, l, h, t)
 		fmt.Fprintln(env.out, i.Name)
 		printChecked(env, checked)
+		if err == nil {
+			err = l.Check(ctx, h) // what pulling it from a registry would show
+		}
 		if err != nil {
 			return err
 		}

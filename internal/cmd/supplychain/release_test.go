@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
@@ -109,11 +110,20 @@ func TestReleaseByCommands(t *testing.T) {
 	if out := must("release-show", "-config", config, "latest"); !strings.Contains(out, "1.0.0") {
 		t.Errorf("after the rollback latest is\n%s", out)
 	}
+	// A disk that rots changes no manifest.
+	r, err := dist.Read(newest)
+	if err == nil {
+		err = os.Truncate(filepath.Join(newest, "oci", "blobs", "sha256", r.Images[1].Platforms[1].Layers[0].Digest.Encoded()), 1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	// What a reader gets wrong, and what they are told.
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
+		{[]string{"verify", newest}, "it was cut or changed"},
 		{[]string{"verify", "-config", config, "toolbox"}, "neither a folder nor an image"},
 		{[]string{"verify", "-config", config, address + "/toolbox:9.9.9"}, "no tag 9.9.9"},
 		{[]string{"release-show", "-config", config, "9.9.9"}, "has no release 9.9.9"},
