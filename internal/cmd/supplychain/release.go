@@ -316,6 +316,9 @@ func publisher(do func(context.Context, release.Options) error) func(context.Con
 		}
 		for _, r := range o.Config.Registries {
 			if r.LegacySignatures && o.Legacy == nil {
+				if err := signing.FromEnv(env.getenv, "").CheckLegacy(); err != nil {
+					return fmt.Errorf("%s: %w", r.Variable, err)
+				}
 				s, _, err := signer(ctx, env)
 				if err != nil {
 					return err

@@ -134,7 +134,15 @@ func TestReleaseByCommands(t *testing.T) {
 			t.Errorf("%v gave %v, want %q", c.args, err, c.want)
 		}
 	}
-	variables["RELEASE_REGISTRY"] = ""
+	legacy := filepath.Join(t.TempDir(), "release.yaml")
+	if err := os.WriteFile(legacy, bytes.Replace(text, []byte("RELEASE_REGISTRY\n"), []byte("RELEASE_REGISTRY\n    legacySignatures: true\n"), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	variables["SIGSTORE_ID_TOKEN"] = "token"
+	if _, _, err := supplychain("release", "-config", legacy, "-dist", newest); err == nil || !strings.Contains(err.Error(), "set COSIGN_KEY") {
+		t.Errorf("the tag scheme without a key: %v", err)
+	}
+	variables["SIGSTORE_ID_TOKEN"], variables["RELEASE_REGISTRY"] = "", ""
 	if _, _, err := supplychain("release-list", "-config", config); err == nil || !strings.Contains(err.Error(), "RELEASE_REGISTRY") {
 		t.Errorf("without a registry: %v", err)
 	}
