@@ -371,11 +371,12 @@ func TestUncertainAnswersStop(t *testing.T) {
 	}
 }
 
+// TestImmutableRegistry moves no tag at all. Such a registry has the referrers API.
 func TestImmutableRegistry(t *testing.T) {
-	inner := registrytest.Start(t, registrytest.Distribution)
+	inner := registrytest.Start(t, registrytest.Referrers)
 	var seen sync.Map
 	address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
-		if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "sha256") {
+		if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "/manifests/sha256:") {
 			return nil
 		}
 		body, err := io.ReadAll(r.Body)
