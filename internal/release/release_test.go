@@ -691,7 +691,7 @@ func TestTakingBack(t *testing.T) {
 					denied.Store(true)
 					giveUp()
 					return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
-				case suspended && denied.Load() && latest("loomcycle"):
+				case suspended && denied.Load() && latest("toolbox"):
 					_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client leave
 					now.add(time.Hour)
 					select {
@@ -717,7 +717,7 @@ func TestTakingBack(t *testing.T) {
 			}
 			if !suspended {
 				m.complete(address, old, "1.0", "1", "latest")
-			} else if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.0.1"] {
+			} else if tags := m.tags(address, "loomcycle"); tags["loomcycle:latest"] != tags["loomcycle:1.0.1"] {
 				t.Errorf("a channel was written without the lock: %v", tags)
 			}
 			armed.Store(false)
@@ -1000,32 +1000,72 @@ func one(path string) func(string) bool {
 
 func none(string) bool { return false }
 
+// elsewhere makes a run one of another machine: it has no journal, and finds the
+// lock of a killed run ended.
+func elsewhere(t *testing.T, o Options, n int) Options {
+	o.State, o.Now = t.TempDir(), func() time.Time { return time.Now().Add(time.Duration(n) * time.Hour) }
+	return o
+}
+
 // TestFailureAfterAKill is a run that dies between the channels of two images,
-// and the next, which fails at the second: both go back.
+// and the next, which fails at the second: both go back, in both registries, also
+// when the next runs on another machine, or is that of a newer version there.
 func TestFailureAfterAKill(t *testing.T) {
-	address, refuse := faulty(t)
-	m := newMaker(t, address)
-	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
-	if err := Publish(t.Context(), m.options(old)); err != nil {
-		t.Fatal(err)
+	for _, x := range []struct {
+		name, next string
+		elsewhere  int
+	}{{"here", "1.0.1", 0}, {"elsewhere", "1.0.1", 1}, {"another version elsewhere", "1.0.2", 1}} {
+		t.Run(x.name, func(t *testing.T) {
+			address, refuse := faulty(t)
+			m := newMaker(t, address, registrytest.Start(t, registrytest.Referrers))
+			old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+			if err := Publish(t.Context(), m.options(old)); err != nil {
+				t.Fatal(err)
+			}
+			refuse(after("/loomcycle/manifests/latest"))
+			if err := Publish(t.Context(), m.options(recent)); err == nil {
+				t.Fatal("it was released")
+			}
+			if tags := m.tags(address, "loomcycle"); tags["loomcycle:latest"] != tags["loomcycle:1.0.1"] {
+				t.Fatalf("the killed release moved nothing: %v", tags)
+			}
+			if x.next != "1.0.1" {
+				recent = m.dist(disttest.Small(x.next))
+			}
+			publish := func(n int) error {
+				o := m.options(recent)
+				if n > 0 {
+					o = elsewhere(t, o, n)
+				}
+				return Publish(t.Context(), o)
+			}
+			refuse(one("/toolbox/manifests/latest"))
+			if err := publish(x.elsewhere); err == nil {
+				t.Fatal("it was released")
+			}
+			for _, a := range m.addresses {
+				m.complete(a, old, "1.0", "1", "latest")
+			}
+			refuse(none)
+			if err := publish(2 * x.elsewhere); err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range m.addresses {
+				m.complete(a, recent, "1.0", "1", "latest")
+			}
+		})
 	}
-	for _, f := range []func(string) bool{after("/loomcycle/manifests/latest"), one("/toolbox/manifests/latest")} {
-		refuse(f)
-		if err := Publish(t.Context(), m.options(recent)); err == nil {
-			t.Fatal("it was released")
-		}
-	}
-	m.complete(address, old, "1.0", "1", "latest")
-	refuse(none)
-	if err := Publish(t.Context(), m.options(recent)); err != nil {
-		t.Fatal(err)
-	}
-	m.complete(address, recent, "1.0", "1", "latest")
 }
 
 // TestAbort takes a killed release back to where the channels were before it,
-// which is not where they were before an earlier try.
+// which is not where they were before an earlier try; also on another machine.
 func TestAbort(t *testing.T) {
+	for _, there := range []bool{false, true} {
+		t.Run(fmt.Sprintf("elsewhere %v", there), func(t *testing.T) { abort(t, there) })
+	}
+}
+
+func abort(t *testing.T, there bool) {
 	address, refuse := faulty(t)
 	m := newMaker(t, address)
 	publish := func(folder string, f func(string) bool) error {
@@ -1054,11 +1094,15 @@ func TestAbort(t *testing.T) {
 	if err := Rollback(t.Context(), m.options(""), "latest", "1.2.0"); err == nil || !strings.Contains(err.Error(), "-abort 1.2.0") {
 		t.Errorf("rolled back to a half-released version: %v", err)
 	}
-	if err := Abort(t.Context(), m.options(""), "1.2.0"); err != nil {
+	o := m.options("")
+	if there {
+		o = elsewhere(t, o, 1)
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil {
 		t.Fatal(err)
 	}
 	m.complete(address, fix, "1.1", "1", "latest")
-	if left, _ := filepath.Glob(filepath.Join(m.options("").State, "*.json")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
 }
