@@ -347,11 +347,14 @@ func TestVersionTagIsNeverMoved(t *testing.T) {
 
 // TestUncertainAnswersStop asks with a registry that answers the tag lookups wrongly.
 func TestUncertainAnswersStop(t *testing.T) {
-	for _, status := range []int{401, 403, 404, 500, 503} {
+	for _, status := range []int{0, 401, 403, 404, 500, 503} { // 0: no answer, the connection drops
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			inner := registrytest.Start(t, registrytest.Referrers)
 			address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
 				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/manifests/v1.0.0") {
+					if status == 0 {
+						panic(http.ErrAbortHandler)
+					}
 					return registrytest.Answer(status, "<html>gateway</html>")
 				}
 				return nil
