@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -103,6 +104,28 @@ func TestReleaseByCommands(t *testing.T) {
 	}
 	if out := must("pins", "-config", config, "-update", folder, "latest"); !strings.Contains(out, "1.0.1@sha256:") {
 		t.Errorf("pins -update printed\n%s", out)
+	}
+	if _, _, err := supplychain("release-pack", "-dist", newest); err == nil || !strings.Contains(err.Error(), "the target pins") {
+		t.Errorf("release-pack without pins gave %v", err)
+	}
+	must("pins", "-config", config, "-out", filepath.Join(newest, "pins"), "1.0.1")
+	var packed []string
+	for range 2 {
+		must("release-pack", "-dist", newest)
+		check := exec.CommandContext(t.Context(), "sh", "-c", "sha256sum -c checksums-v1.0.1.txt && tar -tvzf sboms-v1.0.1.tar.gz && tar -tzf pins-v1.0.1.tar.gz && cmp release-v1.0.1.json ../release.json && cat checksums-*")
+		check.Dir = filepath.Join(newest, "pack")
+		out, err := check.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), " sbom/toolbox/linux-arm64.spdx.json\n") || !strings.Contains(string(out), "pins/compose.pins.yaml\n") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		packed = append(packed, string(out))
+		now := time.Now() // as downloaded on another day
+		if err := os.Chtimes(filepath.Join(newest, "sbom", "toolbox", "linux-arm64.spdx.json"), now, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if packed[0] != packed[1] {
+		t.Errorf("packed again it became\n%s, not\n%s", packed[1], packed[0])
 	}
 	must("release-mirror", "-config", config, "1.0.1", mirror+"/airgap")
 	must("verify", "-config", config, mirror+"/airgap/loomcycle:v1.0.1")
