@@ -107,7 +107,7 @@ func (c *Client) PushBlob(ctx context.Context, repository string, b Blob) error 
 	}
 	err = c.pushBlob(ctx, repo.RepositoryStr(), b, p.repos)
 	if err != nil {
-		return fmt.Errorf("push blob %s (%d bytes) to %s: %w", b.Digest, b.Size, repo, err)
+		return fmt.Errorf("push blob %s (%d bytes) to %s: %w", b.Digest, b.Size, repo, c.plain(err))
 	}
 	p.repos = append(p.repos, repo.RepositoryStr())
 	return nil
@@ -405,7 +405,7 @@ func (c *Client) OpenBlob(ctx context.Context, repository string, h v1.Hash) (io
 	}
 	r, err := l.Compressed()
 	if err != nil {
-		return nil, fmt.Errorf("read blob %s: %w", repo.Digest(h.String()), err)
+		return nil, fmt.Errorf("read blob %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return r, nil
 }

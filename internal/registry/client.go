@@ -101,12 +101,37 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 		}
 		scopes = append(scopes, repo.Scope(scope))
 	}
-	c.auth, err = transport.NewWithContext(ctx, reg, credentials, &retrier{o.Transport, o.Backoff, o.Log}, scopes)
+	c.auth, err = transport.NewWithContext(ctx, reg, credentials, &retrier{inner: o.Transport, backoff: o.Backoff, log: o.Log}, scopes)
 	if err != nil {
-		return nil, fmt.Errorf("log in to registry %s: %w", host, err)
+		return nil, fmt.Errorf("log in to registry %s: %w", host, c.plain(err))
 	}
 	c.http.Transport = c.auth
 	return c, nil
+}
+
+// deniedError is a refusal with what to do about it.
+type deniedError struct {
+	error
+	host string
+}
+
+func (e *deniedError) Error() string {
+	return e.error.Error() + "; log in as a user who may do this: docker login " + e.host
+}
+func (e *deniedError) Unwrap() error { return e.error }
+
+// plain says what to do about a 401 or 403, in the place of the scopes that some
+// registries list, which would be printed as a data structure.
+func (c *Client) plain(err error) error {
+	var e *transport.Error
+	var told *deniedError
+	if !errors.As(err, &e) || e.StatusCode != http.StatusUnauthorized && e.StatusCode != http.StatusForbidden || errors.As(err, &told) {
+		return err
+	}
+	for i := range e.Errors {
+		e.Errors[i].Detail = nil
+	}
+	return &deniedError{err, c.registry.RegistryStr()}
 }
 
 // Address is the registry with its prefix, as it was opened.
@@ -142,7 +167,7 @@ func (c *Client) Digest(ctx context.Context, repository, tag string) (digest v1.
 		return v1.Hash{}, true, nil
 	}
 	if err != nil {
-		return v1.Hash{}, false, fmt.Errorf("ask whether tag %s is taken: %w", repo.Tag(tag), err)
+		return v1.Hash{}, false, fmt.Errorf("ask whether tag %s is taken: %w", repo.Tag(tag), c.plain(err))
 	}
 	return d.Digest, false, nil
 }
@@ -172,7 +197,7 @@ func (c *Client) Tags(ctx context.Context, repository string) ([]string, error) 
 	}
 	tags, err := remote.List(repo, c.Remote(ctx)...)
 	if err != nil && !Absent(err) {
-		return nil, fmt.Errorf("list the tags of %s: %w", repo, err)
+		return nil, fmt.Errorf("list the tags of %s: %w", repo, c.plain(err))
 	}
 	return tags, nil
 }
@@ -197,7 +222,7 @@ func (c *Client) Fetch(ctx context.Context, repository, ref string) (Manifest, v
 	}
 	d, err := remote.Get(r, c.Remote(ctx)...)
 	if err != nil {
-		return Manifest{}, v1.Hash{}, fmt.Errorf("read manifest %s: %w", r, err)
+		return Manifest{}, v1.Hash{}, fmt.Errorf("read manifest %s: %w", r, c.plain(err))
 	}
 	return Manifest{d.Manifest, d.MediaType}, d.Digest, nil
 }
@@ -222,7 +247,7 @@ func (c *Client) PutManifest(ctx context.Context, repository, ref string, m Mani
 		return err
 	}
 	if err := remote.Put(r, m, c.Remote(ctx)...); err != nil {
-		return fmt.Errorf("write manifest %s: %w", r, err)
+		return fmt.Errorf("write manifest %s: %w", r, c.plain(err))
 	}
 	return nil
 }
@@ -241,7 +266,7 @@ func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) 
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for manifest %s: %w", repo.Digest(h.String()), err)
+		return false, fmt.Errorf("look for manifest %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return true, nil
 }
@@ -272,7 +297,7 @@ func (c *Client) Referrers(ctx context.Context, repository string, h v1.Hash) ([
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
+		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return all, nil
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
@@ -89,6 +91,9 @@ func TestPushBlobThroughFaults(t *testing.T) {
 		{"429 asks for 7 s", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response {
 			return registrytest.Answer(429, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, "Retry-After", "7")
 		}), 7 * time.Second},
+		{"429 asks for a moment", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response {
+			return registrytest.Answer(429, "", "Retry-After", time.Now().Add(9*time.Second).UTC().Format(http.TimeFormat))
+		}), 6 * time.Second},
 		{"503 on the existence check", first("HEAD", "/blobs/", func(*http.Request) *http.Response { return registrytest.Answer(503, "") }), time.Millisecond},
 		{"500 in the middle of the data", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
 			_, _ = io.CopyN(io.Discard, r.Body, size/3)
@@ -623,5 +628,48 @@ func TestCredentials(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNobodyThere asks where no registry is, and where one goes away: that may come back.
+func TestNobodyThere(t *testing.T) {
+	noName := strings.Repeat("a", 64) + ".example" // a label has 63 at most: no server needs to be asked
+	for address, want := range map[string]string{freeport.Address(t): "connection refused", noName: "no such host"} {
+		var log syncbuf.Buffer
+		_, err := registry.Open(t.Context(), address, []string{"a"}, registry.Options{
+			Backoff: registry.Backoff{Sleep: func(context.Context, time.Duration) error { return nil }},
+			Log:     func(format string, args ...any) { fmt.Fprintf(&log, format+"\n", args...) },
+		})
+		if n := strings.Count(log.String(), "(3 of 3)"); err == nil || !strings.Contains(err.Error(), want) || n == 0 || n != strings.Count(log.String(), "(2 of 3)") {
+			t.Errorf("%s: %v\n%s", address, err, log.String())
+		}
+	}
+	gone := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	client, pauses := open(t, strings.TrimPrefix(gone.URL, "http://"), "a")
+	gone.Close()
+	if _, err := client.Tags(t.Context(), "a"); err == nil || len(pauses()) != 7 {
+		t.Errorf("%d tries more, %v", len(pauses()), err)
+	}
+}
+
+// TestDenied is docker-registry's answer, whose detail is a list of scopes.
+func TestDenied(t *testing.T) {
+	for _, status := range []int{401, 403} {
+		address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+			if r.URL.Path == "/v2/" {
+				return nil
+			}
+			return registrytest.Answer(status, `{"errors":[{"code":"DENIED","message":"no","detail":[{"Type":"repository","Name":"a","Action":"push"}]}]}`)
+		})
+		client, _ := open(t, address, "a")
+		_, _, digest := client.Digest(t.Context(), "a", "1.0.0")
+		_, tags := client.Tags(t.Context(), "a")
+		_, referrers := client.Referrers(t.Context(), "a", registry.Bytes(nil).Digest)
+		for what, err := range map[string]error{"a tag": digest, "tags": tags, "referrers": referrers, "a blob": client.PushBlob(t.Context(), "a", registry.Bytes(nil)),
+			"a manifest": client.PutManifest(t.Context(), "a", "1.0.0", registry.Manifest{Raw: []byte("{}"), Type: types.OCIManifestSchema1})} {
+			if err == nil || strings.Contains(err.Error(), "map[") || strings.Count(err.Error(), "docker login "+address) != 1 {
+				t.Errorf("%s, %d: %v", what, status, err)
+			}
+		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -136,6 +138,13 @@ func hopeless(err error) bool {
 	return errors.As(err, &plain) || errors.As(err, &cert) || errors.As(err, &source)
 }
 
+// nobody tells that there is no server at an address. One that answered before may
+// be starting again; one that never did is rather a wrong name.
+func nobody(err error) bool {
+	var name *net.DNSError
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &name) && name.IsNotFound
+}
+
 type onceKey struct{}
 
 // once marks a request that must not be replayed as it is: after a cut blob
@@ -149,6 +158,7 @@ type retrier struct {
 	inner   http.RoundTripper
 	backoff Backoff
 	log     func(format string, args ...any)
+	met     atomic.Bool // it has answered
 }
 
 func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
@@ -168,7 +178,13 @@ func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 			req.Body = body
 		}
 		resp, err := r.inner.RoundTrip(req)
-		if !replay || n+1 >= r.backoff.Attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) || hopeless(err) {
+		attempts := r.backoff.Attempts
+		if err == nil {
+			r.met.Store(true)
+		} else if nobody(err) && !r.met.Load() {
+			attempts = min(attempts, 3)
+		}
+		if !replay || n+1 >= attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) || hopeless(err) {
 			return resp, err
 		}
 		var after time.Duration
@@ -180,7 +196,7 @@ func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 			resp.Body.Close()
 		}
-		r.log("%s %s: %s; trying again (%d of %d)", in.Method, in.URL.Path, what, n+2, r.backoff.Attempts)
+		r.log("%s %s: %s; trying again (%d of %d)", in.Method, in.URL.Path, what, n+2, attempts)
 		if err := r.backoff.wait(ctx, n, after); err != nil {
 			return nil, err
 		}

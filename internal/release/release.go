@@ -259,18 +259,15 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	registries := slices.Clone(r.Config.Registries)
 	slices.SortFunc(registries, func(a, b Registry) int { return bytes.Compare([]byte(a.Address), []byte(b.Address)) })
 	for _, reg := range registries {
-		o := r.Registry
-		o.Log = r.Notice
-		c, err := registry.Open(ctx, reg.Address, r.Config.all(r.images()), o)
+		t, err := r.connect(ctx, reg, r.images())
 		if err != nil {
 			return nil, nil, errors.Join(err, unlock())
 		}
-		t := &target{Registry: reg, client: c}
 		var dead []string
 		if id := r.journal.Claims[reg.Address]; id != "" {
 			dead = append(dead, id)
 		}
-		k, err := acquire(ctx, l, c, r.Config.Locks, who, r.Wait, dead, func(id string) error {
+		k, err := acquire(ctx, l, t.client, r.Config.Locks, who, r.Wait, dead, func(id string) error {
 			r.journal.Claims[reg.Address] = id
 			return r.journal.save()
 		})

@@ -25,6 +25,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 	"github.com/loomcycle/loomcycle-images/internal/signing"
@@ -371,6 +372,17 @@ func TestUncertainAnswersStop(t *testing.T) {
 				t.Errorf("a run that wrote nothing leaves the journal %v", left)
 			}
 		})
+	}
+}
+
+// TestNoRegistry releases to where none is.
+func TestNoRegistry(t *testing.T) {
+	m := newMaker(t, freeport.Address(t))
+	o := m.options(m.dist(disttest.Small("1.0.0")))
+	for name, f := range map[string]func() error{"release": func() error { return Publish(t.Context(), o) }, "list": func() error { _, err := List(t.Context(), o); return err }} {
+		if err := f(); err == nil || !strings.Contains(err.Error(), "R0="+m.addresses[0]+", which release.yaml asks for") || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
