@@ -147,6 +147,7 @@ func TestReleaseByCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"verify", newest}, "it was cut or changed"},
+		{[]string{"verify", "-config", config, address + "/toolbox@" + r.Images[1].Platforms[0].Digest.String()}, "is no index (application/vnd.oci.image.manifest.v1+json)"},
 		{[]string{"verify", "-config", config, "toolbox"}, "neither a folder nor an image"},
 		{[]string{"verify", "-config", config, address + "/toolbox:9.9.9"}, "no tag 9.9.9"},
 		{[]string{"release-show", "-config", config, "9.9.9"}, "has no release 9.9.9"},
