@@ -220,7 +220,7 @@ func (r *run) plan(ctx context.Context, t *target, tag string) ([]move, error) {
 		if !absent {
 			m.From = cmp.Or(was[p.repository], now.String())
 		}
-		if m.From != m.To {
+		if now != p.digest || m.From != m.To {
 			moves = append(moves, m)
 		}
 	}
@@ -311,13 +311,16 @@ func (r *run) apply(ctx context.Context, m move) error {
 func (r *run) undo(ctx context.Context) error {
 	var left []move
 	var wrong []error
+	moved := false
 	for _, m := range slices.Backward(r.journal.Moves) {
 		t, err := r.target(m.Registry)
 		if err == nil {
 			var now v1.Hash
 			now, _, err = t.client.Digest(ctx, m.Repository, m.Tag)
+			there := err == nil && now.String() == m.To
+			moved = moved || there
 			switch {
-			case err != nil || now.String() != m.To:
+			case !there:
 			case m.From == "":
 				r.Notice("%s/%s:%s is new and stays", m.Registry, m.Repository, m.Tag)
 			default:
@@ -328,6 +331,9 @@ func (r *run) undo(ctx context.Context) error {
 			left = append(left, m)
 			wrong = append(wrong, fmt.Errorf("put %s/%s:%s back to %s: %w", m.Registry, m.Repository, m.Tag, m.From, err))
 		}
+	}
+	if !moved && len(wrong) == 0 {
+		r.Notice("no channel had been moved to %s: nothing is to be taken back", r.version)
 	}
 	slices.Reverse(left)
 	r.journal.Moves = left

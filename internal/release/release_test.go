@@ -1120,6 +1120,14 @@ func abort(t *testing.T, there bool) {
 	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
+	said := false
+	o.Notice = func(f string, a ...any) {
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.2.0")
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil || !said {
+		t.Errorf("with nothing to take back: said %v, %v", said, err)
+	}
+	m.complete(address, fix, "1.1", "1", "latest")
 }
 
 // TestForgottenRegistry is a second run that is not told of the first one's other registry.
