@@ -224,7 +224,7 @@ type variant struct {
 const tries = 5
 
 func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, error) {
-	store, err := buildkit.OpenStore(stage.Layout(), stage.Has)
+	store, err := buildkit.OpenStore(stage.Layout(), stage.Has, b.Builder.Blobs()...)
 	if err != nil {
 		return nil, err
 	}

@@ -124,6 +124,7 @@ type Node struct {
 	Snapshotter string
 
 	leave func() // see Daemon.join
+	state string // the private daemon's
 }
 
 // Close ends the connection, not the daemon.
@@ -163,6 +164,18 @@ func (b *Builder) Nodes() []*Node {
 		}
 	}
 	return nodes
+}
+
+// Blobs are the folders of this machine in which nodes keep what they export,
+// as ALGORITHM/ENCODED.
+func (b *Builder) Blobs() []string {
+	var folders []string
+	for _, n := range b.Nodes() {
+		if n.state != "" {
+			folders = append(folders, filepath.Join(n.state, "runc-"+n.Snapshotter, "content", "blobs"))
+		}
+	}
+	return folders
 }
 
 // Close closes the connections. A private daemon goes on running, warm.

@@ -657,6 +657,22 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	if len(a) != 3 || len(s) != 3 || !slices.Equal(a[:2], s[:2]) || a[2] == s[2] {
 		t.Errorf("layers %q and %q: want three each, the first two shared", a, s)
 	}
+	// Another store takes the same from the daemon's own, without a copy.
+	linked := t.TempDir()
+	direct, err := OpenStore(linked, nil, b.Blobs()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Solve(t.Context(), exportJob(t, direct, "linux/amd64", 3, llb.Merge([]llb.State{one, two, three}), locals)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range append(a, toolbox.Config.Digest) {
+		own, err1 := os.Stat(filepath.Join(b.Blobs()[0], "sha256", d.Encoded()))
+		here, err2 := os.Stat(filepath.Join(linked, "blobs", "sha256", d.Encoded()))
+		if err := errors.Join(err1, err2); err != nil || !os.SameFile(own, here) {
+			t.Errorf("%s was copied from the daemon on the same file system, or is missing: %v", d, err)
+		}
+	}
 	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
 		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
 	}
