@@ -309,7 +309,10 @@ func (a *Authenticator) identity(token string) (Who, error) {
 	if subject == "" {
 		subject = c.Subject
 	}
-	if subject == "" {
+	switch "" {
+	case c.Tenant: // those of two tenants would be one
+		return refuse(errors.New("it names no tenant"))
+	case subject:
 		return refuse(errors.New("it names no principal"))
 	}
 	for name, v := range map[string]string{"tenant": c.Tenant, "principal": subject, "root_run": c.RootRun} {

@@ -168,6 +168,7 @@ func TestAttestedIdentity(t *testing.T) {
 		{"no audience", es(func(c jwt.MapClaims) { delete(c, "aud") }), ""},
 		{"wrong issuer", es(func(c jwt.MapClaims) { c["iss"] = "mallory" }), "issuer"},
 		{"no principal", es(func(c jwt.MapClaims) { delete(c, "principal") }), "no principal"},
+		{"no tenant", es(func(c jwt.MapClaims) { delete(c, "tenant") }), "no tenant"},
 		{"another key", sign(jwt.SigningMethodES256, "k1", other, good(nil)), "signature"},
 		{"an unknown key", sign(jwt.SigningMethodES256, "k9", other, good(nil)), "key"},
 		{"alg none", sign(jwt.SigningMethodNone, "k1", jwt.UnsafeAllowNoneSignatureType, good(nil)), "algorithm"},
