@@ -108,6 +108,7 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	done := make(chan struct{})
 	token := c.req.Params.GetProgressToken()
 	if token != nil && !c.http.JSON {
+		m.Live = true
 		go c.progress(ctx, token, began, live, done)
 	}
 	got, exit, err := conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
@@ -171,8 +172,8 @@ func text(b []byte) string {
 }
 
 const (
-	progressEvery = time.Second
-	progressMax   = 16 << 10
+	progressEvery = wire.LiveEvery
+	progressMax   = wire.MaxLive
 	progressQuiet = 15 // ticks after which an unchanged output is reported too
 )
 
@@ -181,7 +182,7 @@ func (c *call) progress(ctx context.Context, token any, began time.Time, live <-
 	t := time.NewTicker(progressEvery)
 	defer t.Stop()
 	var o *host.Output
-	last, silent := -1, 0
+	last, silent := ^uint64(0), 0
 	for {
 		select {
 		case o = <-live:
