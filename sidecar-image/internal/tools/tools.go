@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -210,12 +209,7 @@ func (t *Tools) Register(s *mcp.Server) {
 		func(in *jsonschema.Schema) {
 			enum(in, "network", "none", "egress")
 			if len(t.Config.Images) > 0 {
-				names := []string{"default"}
-				for n := range t.Config.Images {
-					names = append(names, n)
-				}
-				slices.Sort(names)
-				enum(in, "image", names...)
+				enum(in, "image", t.imageNames()...)
 			}
 		}, open)
 	add(t, s, &mcp.Tool{Name: "sandbox_exec", Title: "Run a command",
