@@ -107,7 +107,7 @@ var Vars = []Var{
 	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
 	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata (docker only); empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
 	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
-	{"SANDBOX_AGENT", "/usr/local/libexec/loomcycle/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
+	{"SANDBOX_AGENT", "/usr/local/bin/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
 	{"SANDBOX_AGENT_PATH", "", "the same binary as the engine's host sees it; empty lets the sidecar hand it over itself", str(func(c *Config) *string { return &c.AgentPath })},
 	{"SANDBOX_ULIMIT_NOFILE", "4096", "open files of a process", integer(func(c *Config) *int64 { return &c.NoFile }, 64)},
 	{"SANDBOX_ULIMIT_NPROC", "", "processes and threads of the session uid, over all sessions (the kernel counts by uid; SANDBOX_PIDS bounds one session); empty for SANDBOX_MAX_PIDS times SANDBOX_MAX_SESSIONS, or as near to it as the machine allows", integer(func(c *Config) *int64 { return &c.NProc }, 64)},
