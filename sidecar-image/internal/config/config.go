@@ -17,6 +17,9 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 )
 
+// DefaultListen is where the sidecar listens, and is asked for its health.
+const DefaultListen = "127.0.0.1:9000"
+
 // Config is the sidecar's configuration.
 type Config struct {
 	Listen string
@@ -89,7 +92,7 @@ type Var struct {
 
 // Vars is every variable, in the order of the documentation.
 var Vars = []Var{
-	{"SANDBOX_LISTEN_ADDR", "127.0.0.1:9000", "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
+	{"SANDBOX_LISTEN_ADDR", DefaultListen, "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
 	{"SANDBOX_LOG_LEVEL", "info", "debug, info, warn or error; logs are JSON lines on stderr", oneOf(func(c *Config) *string { return &c.Log }, "debug", "info", "warn", "error")},
 
 	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},

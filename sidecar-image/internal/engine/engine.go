@@ -162,7 +162,7 @@ func (e *Engine) greet(ctx context.Context) error {
 	if err := e.checkRuntime(ctx); err != nil {
 		return err
 	}
-	return e.provideAgent(ctx)
+	return e.provideAgent()
 }
 
 // checkRuntime refuses a runtime that the engine will not use. Podman's
@@ -195,9 +195,6 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 	}
 	return nil
 }
-
-// Podman says whether the engine is podman.
-func (e *Engine) Podman() bool { return e.podman }
 
 // Close stops a podman that Open started. Session containers go on.
 func (e *Engine) Close() {

@@ -35,7 +35,7 @@ func open(t *testing.T, e *engine.Engine, image string, change func(*engine.Spec
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.UseImage(ctx, img.ID); err != nil {
+	if err := e.PlaceAgent(ctx, img.ID); err != nil {
 		t.Fatal(err)
 	}
 	spec := engine.Spec{Name: "loomcycle-test-" + strings.ToLower(rand.Text()), Image: img.ID,

@@ -37,9 +37,8 @@ var ErrLost = errors.New("the connection to the session's agent was lost")
 
 // Conn is a connection to one agent. Safe for concurrent use.
 type Conn struct {
-	rw    io.ReadWriteCloser
-	w     *wire.Writer
-	Agent string // the agent's build
+	rw io.ReadWriteCloser
+	w  *wire.Writer
 
 	mu      sync.Mutex
 	streams map[uint32]*stream
@@ -105,7 +104,6 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser, key string, env map[string
 		}
 		return nil, err
 	}
-	c.Agent = printable(h.Agent, 64)
 	go c.loop(r)
 	return c, nil
 }
