@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -168,9 +169,12 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 func TestDockerStoppedAndStarted(t *testing.T) {
 	d := enginetest.NewDocker(t)
 	d.Try(t, "runc")
-	s := startOn(t, "runc", map[string]string{"DOCKER_HOST": d.Host, "SANDBOX_ENGINE": "docker", "SANDBOX_IMAGE": d.Image}, d)
+	env := maps.Clone(caged)
+	env["DOCKER_HOST"], env["SANDBOX_ENGINE"], env["SANDBOX_IMAGE"] = d.Host, "docker", d.Image
+	s := startOn(t, "runc", env, d)
 	c := s.client()
 	id := c.open(m{})
+	inCage(t, s, c, id)
 	d.Stop()
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
 		t.Errorf("an open without docker: %+v", a)
