@@ -249,6 +249,9 @@ func TestResourceAttacks(t *testing.T) {
 			if !strings.Contains(a.Text, tc.want) {
 				t.Errorf("%.300q does not say %q", a.Text, tc.want)
 			}
+			if want := strings.Contains(tc.want, "out of memory"); a.Structured["oom"] != want {
+				t.Errorf("oom is %v", a.Structured["oom"])
+			}
 			if len(a.Text) > 70<<10 {
 				t.Errorf("%d bytes of answer", len(a.Text))
 			}
