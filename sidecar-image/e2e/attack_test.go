@@ -60,6 +60,28 @@ func TestAnotherPrincipal(t *testing.T) {
 			t.Error(a.Text)
 		}
 	})
+	t.Run("by Mcp-Session-Id", func(t *testing.T) {
+		const shared = "one-for-both"
+		owner := s.as(map[string]string{"Mcp-Session-Id": shared})
+		other := s.as(map[string]string{"Authorization": "Bearer " + otherToken, "Mcp-Session-Id": shared})
+		ran := make(chan answer)
+		go func() { ran <- owner.exec(id, "touch begun; sleep 1; echo over") }()
+		eventually(t, 5*time.Second, "the command runs", func() bool { return mine.exec(id, "ls begun").Text == "begun\n" })
+		resp, err := other.post(t.Context(), []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if a := other.exec(id, "cat f"); !a.IsError {
+			t.Errorf("its session is answered: %+v", a)
+		}
+		if a := other.call("sandbox_list", m{}); a.Text != `{"sessions":[]}` {
+			t.Errorf("its sessions are listed: %s", a.Text)
+		}
+		if a := <-ran; a.Text != "over\n" {
+			t.Errorf("its command was cancelled: %+v", a)
+		}
+	})
 	if a := mine.exec(id, "cat f"); a.Text != "secret\n" {
 		t.Fatalf("the session was touched: %+v", a)
 	}
