@@ -124,7 +124,7 @@ func TestTextForms(t *testing.T) {
 }
 
 func TestOpenArguments(t *testing.T) {
-	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3"})
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3", "SANDBOX_MAX_SESSIONS": "4", "SANDBOX_AUTH_TOKENS": "other=" + otherToken})
 	c := s.client()
 	for _, tc := range []struct {
 		args m
@@ -162,4 +162,11 @@ func TestOpenArguments(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL is 3") {
 		t.Errorf("a session above the cap: %+v", a)
 	}
+	other := s.as(map[string]string{"Authorization": "Bearer " + otherToken})
+	other.open(m{})
+	if a := other.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS is 4") {
+		t.Errorf("a session above the cap of all: %+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	other.open(m{})
 }
