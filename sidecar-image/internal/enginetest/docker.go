@@ -162,11 +162,7 @@ func (d *Docker) Command(args ...string) *exec.Cmd {
 func (d *Docker) Try(t testing.TB, runtime string) {
 	t.Helper()
 	out, err := d.Command("run", "--rm", "--runtime", runtime, "--network", "none", "--ulimit", "nofile=1024:1024", d.Image, "true").CombinedOutput()
-	if err == nil {
-		return
+	if err != nil {
+		unusable(t, runtime, out)
 	}
-	if runtime == "runc" {
-		Skip(t, "docker cannot start a container on this host: %s", out)
-	}
-	t.Skipf("docker cannot start a container under %s on this host: %s", runtime, out)
 }
