@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"crypto/rand"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -161,9 +163,12 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 func TestDockerStoppedAndStarted(t *testing.T) {
 	d := enginetest.NewDocker(t)
 	d.Try(t, "runc")
-	s := startOn(t, "runc", map[string]string{"DOCKER_HOST": d.Host, "SANDBOX_ENGINE": "docker", "SANDBOX_IMAGE": d.Image}, d)
+	env := maps.Clone(caged)
+	env["DOCKER_HOST"], env["SANDBOX_ENGINE"], env["SANDBOX_IMAGE"] = d.Host, "docker", d.Image
+	s := startOn(t, "runc", env, d)
 	c := s.client()
 	id := c.open(m{})
+	inCage(t, s, c, id)
 	d.Stop()
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
 		t.Errorf("an open without docker: %+v", a)
@@ -175,6 +180,48 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 	if a := c.exec(c.open(m{}), "echo new"); a.Text != "new\n" {
 		t.Errorf("a new session: %+v", a)
 	}
+	t.Run("the guide's removal of old volumes", func(t *testing.T) {
+		volumes := func() string { return s.podmanOut("volume", "ls", "--quiet", "--filter", "label=loomcycle.managed=1") }
+		removal := guide(t, "docker volume rm")
+		script(t, time.Minute, removal, "DOCKER_HOST="+d.Host)
+		if volumes() == "" {
+			t.Fatal("the volume of a session that runs was removed")
+		}
+		s.stop()
+		s.removeAll()
+		script(t, time.Minute, removal, "DOCKER_HOST="+d.Host)
+		if left := volumes(); left != "" {
+			t.Errorf("%s is left", left)
+		}
+		s.run()
+		c.open(m{})
+	})
+	t.Run("the guide's network", func(t *testing.T) {
+		network := "egress-" + strings.ToLower(rand.Text())
+		t.Cleanup(func() { _ = d.Command("network", "rm", network).Run() })
+		script(t, time.Minute, strings.ReplaceAll(guide(t, "docker network create"), "sandbox-egress", network), "DOCKER_HOST="+d.Host)
+		if got := s.podmanOut("network", "inspect", "--format", `{{index .Options "com.docker.network.bridge.enable_icc"}}`, network); got != "false" {
+			t.Errorf("traffic between its containers: %s", got)
+		}
+	})
+	t.Run("the guide's prune as root", func(t *testing.T) {
+		p := enginetest.New(t)
+		image, err := d.Load(p, image(t, p, "loomcycle-builder-docker"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const made = `mkdir -p p/old/closed p/new && chown -R 1000 p && chmod 700 p/old/closed && touch -d '40 days ago' p/old`
+		root := t.TempDir()
+		if out, err := exec.Command("sh", "-ec", "cd "+root+"; "+made).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
+		script(t, time.Minute, commands, "DOCKER_HOST="+d.Host)
+		left, err := os.ReadDir(filepath.Join(root, "p"))
+		if err != nil || len(left) != 1 || left[0].Name() != "new" {
+			t.Errorf("left are %v, %v", left, err)
+		}
+	})
 }
 
 // brokenRunc is a PATH with a runc that starts nothing.

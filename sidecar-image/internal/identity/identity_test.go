@@ -179,22 +179,24 @@ func TestAttestedIdentity(t *testing.T) {
 		{"empty", "", "not a valid"},
 		{"huge", strings.Repeat("a", 20<<10), "longer"},
 	} {
-		who, err := a.Authenticate(header(HeaderIdentity, tc.token))
-		if tc.name == "no audience" { // whichever reason, it is not let in
-			if err == nil {
-				t.Errorf("%s: let in as %+v", tc.name, who)
+		t.Run(tc.name, func(t *testing.T) {
+			who, err := a.Authenticate(header(HeaderIdentity, tc.token))
+			if tc.name == "no audience" { // whichever reason, it is not let in
+				if err == nil {
+					t.Errorf("let in as %+v", who)
+				}
+				return
 			}
-			continue
-		}
-		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %+v, %v; want %q", tc.name, who, err, tc.want)
-		}
-		if err == nil && (!who.Known || who.Principal != "acme/p1" || who.RootRun != "r1") {
-			t.Errorf("%s: %+v", tc.name, who)
-		}
-		if err != nil && len(tc.token) > 20 && strings.Contains(err.Error(), tc.token[:20]) {
-			t.Errorf("%s: the error repeats the token: %v", tc.name, err)
-		}
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%+v, %v; want %q", who, err, tc.want)
+			}
+			if err == nil && (!who.Known || who.Principal != "acme/p1" || who.RootRun != "r1") {
+				t.Errorf("%+v", who)
+			}
+			if err != nil && len(tc.token) > 20 && strings.Contains(err.Error(), tc.token[:20]) {
+				t.Errorf("the error repeats the token: %v", err)
+			}
+		})
 	}
 
 	t.Run("a replayed jti", func(t *testing.T) {
