@@ -16,7 +16,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/pins"
@@ -93,7 +93,7 @@ func writeSignatures(ctx context.Context, env environment, folder string, r *dis
 }
 
 func signer(ctx context.Context, env environment) (*signing.Signer, string, error) {
-	cache, err := buildkit.CacheDir(env.getenv)
+	cache, err := cache.Dir(env.getenv)
 	if err != nil {
 		return nil, "", err
 	}
@@ -104,7 +104,7 @@ func signer(ctx context.Context, env environment) (*signing.Signer, string, erro
 }
 
 func trust(ctx context.Context, env environment) (*signing.Trust, error) {
-	cache, err := buildkit.CacheDir(env.getenv)
+	cache, err := cache.Dir(env.getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +282,7 @@ func publication(flags *flag.FlagSet, env environment) func(context.Context) (re
 		if err := o.Config.Resolve(env.getenv, env.notice); err != nil {
 			return o, err
 		}
-		cache, err := buildkit.CacheDir(env.getenv)
+		cache, err := cache.Dir(env.getenv)
 		if err != nil {
 			return o, err
 		}
