@@ -216,6 +216,15 @@ test_source_is_commit if {
 	}
 }
 
+test_runtime_is_commit if {
+	every state in ["unknown", concat("", [commit, "-dirty"])] {
+		"source-is-commit" in broken(set("/release/source/loomcycle", concat("#", ["dir:loomcycle", state])))
+	}
+	every source in [concat("#", ["git:https://git.example/loomcycle", commit]), "bin:loomcycle"] {
+		not "source-is-commit" in broken(set("/release/source/loomcycle", source))
+	}
+}
+
 test_source_is_commit_only_for_releases if {
 	every version in ["0.0.0-gabc-dirty", "1.2.3-4-gabcdef0", "1.2.3-dirty"] {
 		not "source-is-commit" in broken(array.concat(set("/release/source/commit", "unknown"), set("/release/version", version)))
