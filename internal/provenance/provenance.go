@@ -70,15 +70,17 @@ type Run struct {
 	Internal          map[string]any
 }
 
-// hosted are the builders that reach level 2, as policies/data.yaml has them:
-// workflows of github.com for a branch or a tag.
-var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/(tags|heads)/.+$`)
+// hosted are the builders that claim level 2: workflows of github.com for a
+// tag, which are those that sign as themselves. policies/data.yaml would also
+// believe one for a branch.
+var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/tags/.+$`)
 
 // FromEnvironment says what ran the build. On a runner that GitHub hosts the
 // platform makes the provenance's identity (its OIDC token signs it): build
 // level 2. Level 3 would need the signing out of the workflow's reach, which
 // it is not. Anywhere else, or with a key that the workflow holds, the
-// provenance is the builder's own word: level 1.
+// provenance is the builder's own word: level 1. The job that signs may be
+// another one: internal/signing puts no key under a higher level.
 func FromEnvironment(getenv func(string) string, repository, invocation string) Run {
 	if getenv("GITHUB_ACTIONS") != "true" {
 		return Run{Builder: repository + "/builders/local", Invocation: invocation, Level: 1}

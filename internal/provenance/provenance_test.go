@@ -162,6 +162,7 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		{"a runner of one's own", with("RUNNER_ENVIRONMENT", "self-hosted"), builder, invocation, 1},
 		{"a key in the workflow's hands", with("COSIGN_KEY", "cosign.key"), builder, invocation, 1},
 		{"a pull request", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/pull/7/merge"), "https://github.com/o/r/.github/workflows/ci.yml@refs/pull/7/merge", invocation, 1},
+		{"a branch, whose builds nobody signs", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/heads/main"), "https://github.com/o/r/.github/workflows/ci.yml@refs/heads/main", invocation, 1},
 		{"another GitHub", with("GITHUB_SERVER_URL", "https://github.example"), strings.Replace(builder, "github.com", "github.example", 1), strings.Replace(invocation, "github.com", "github.example", 1), 1},
 	} {
 		in := input(t)

@@ -268,6 +268,30 @@ func TestThrowAwayKey(t *testing.T) {
 	}
 }
 
+// A key is the word of whoever holds it, whatever the job that built wrote.
+func TestKeySignsNoHigherLevel(t *testing.T) {
+	for level, want := range map[int]string{1: "", 2: "claims SLSA build level 2"} {
+		folder := filepath.Join(t.TempDir(), "dist")
+		r, err := disttest.Small("1.2.3").Write(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(folder, "provenance", "toolbox", "linux-arm64.json")
+		text := fmt.Appendf(nil, `{"buildDefinition":{"internalParameters":{"slsaBuildLevel":%d}},"runDetails":{"builder":{"id":"x"}}}`, level)
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		s, err := signing.Open(t.Context(), signing.FromEnv(func(string) string { return "" }, t.TempDir()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = signing.SignFamily(t.Context(), folder, r, s)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "COSIGN_KEY")) {
+			t.Errorf("level %d: %v", level, err)
+		}
+	}
+}
+
 func TestKeyErrorsSayWhichVariable(t *testing.T) {
 	_, err := signing.Open(t.Context(), signing.Config{Key: filepath.Join(t.TempDir(), "none.key")})
 	if err == nil || !strings.Contains(err.Error(), "COSIGN_KEY") {
