@@ -33,6 +33,9 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := sameRepository(env.getenv, b.release.Source.Repository); err != nil {
+		return err
+	}
 	family, err := images.Load(os.DirFS(b.root))
 	if err != nil {
 		return err
@@ -66,6 +69,19 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 		}
 		return nil
 	})
+}
+
+// sameRepository refuses a workflow of another repository than the one that
+// the images name as their source, such as a fork's.
+func sameRepository(getenv func(string) string, source string) error {
+	if getenv("GITHUB_ACTIONS") != "true" {
+		return nil
+	}
+	runs := cmp.Or(getenv("GITHUB_SERVER_URL"), "https://github.com") + "/" + getenv("GITHUB_REPOSITORY")
+	if !strings.EqualFold(runs, strings.TrimSuffix(source, ".git")) {
+		return fmt.Errorf("this workflow runs in %s, and the images name %s as their source: set source and url in images/family.yaml to the repository that builds them", runs, source)
+	}
+	return nil
 }
 
 func (b *build) provenance(image *images.Image, groups lock.Groups, v dist.Variant, worker string, run provenance.Run) ([]byte, error) {

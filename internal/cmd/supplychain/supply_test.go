@@ -327,6 +327,25 @@ func TestTools(t *testing.T) {
 	}
 }
 
+func TestSameRepository(t *testing.T) {
+	for _, c := range []struct {
+		actions, server, repository string
+		want                        bool
+	}{
+		{"", "", "", true},
+		{"true", "https://git.example", "o/images", true},
+		{"true", "https://git.example", "O/Images", true},
+		{"true", "https://git.example", "fork/images", false},
+		{"true", "", "o/images", false},
+	} {
+		env := map[string]string{"GITHUB_ACTIONS": c.actions, "GITHUB_SERVER_URL": c.server, "GITHUB_REPOSITORY": c.repository}
+		err := sameRepository(func(k string) string { return env[k] }, "https://git.example/o/images.git")
+		if (err == nil) != c.want || err != nil && !strings.Contains(err.Error(), "images/family.yaml") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 func TestUnknownCommand(t *testing.T) {
 	out, err := supply(t, family{root: "."}, "nonsense")
 	if err == nil || !strings.Contains(out, "policy") {
