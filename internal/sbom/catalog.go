@@ -50,8 +50,9 @@ type Variant struct {
 	Files []string
 	FS    *imagefs.FS
 	Lock  *lock.Lock
-	// ModuleCache is a GOMODCACHE that holds every module of Modules, for
-	// their licences.
+	// ModuleCache is a folder like a GOMODCACHE that holds every module of
+	// Modules under its name, for their licences, and no other: what a
+	// machine happens to have must not be in its documents.
 	ModuleCache string
 	// Licences are those of the project's own programs.
 	Licences []string
@@ -462,11 +463,13 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 	c.sbom.Relationships = relations
 }
 
-// Modules lists the Go modules that the project's programs in an image are
-// linked from, as path@version, sorted. A folder that replaces a module is
-// part of the program's own source and has no version.
-func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
-	var out []string
+// Modules are the Go modules that the project's programs in an image are
+// linked from, as path@version: by the name that the program requires, the
+// one that its content comes from, which is another where it is replaced. A
+// folder that replaces a module is part of the program's own source and has
+// no version.
+func Modules(fsys *imagefs.FS, components Components) (map[string]string, error) {
+	out := map[string]string{}
 	for _, f := range fsys.All() {
 		if !f.ELF || !components.program(f.Path) {
 			continue
@@ -476,17 +479,17 @@ func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
 			return nil, fmt.Errorf("/%s is not a Go program with build information: %w", f.Path, err)
 		}
 		for _, m := range info.Deps {
+			name := m.Path + "@" + m.Version
 			if m.Replace != nil {
 				m = m.Replace
 			}
 			if m.Version == "" || m.Version == "(devel)" {
 				continue
 			}
-			out = append(out, m.Path+"@"+m.Version)
+			out[name] = m.Path + "@" + m.Version
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+	return out, nil
 }
 
 // Summary is one line for a log.
