@@ -109,6 +109,13 @@ violations contains v if {
 	v := {"rule": "source-is-commit", "subject": input.release.version, "message": sprintf("version %s was built from commit %s", [input.release.version, input.release.source.commit])}
 }
 
+violations contains v if {
+	regex.match(data.policy.release_version, input.release.version)
+	not regex.match(data.policy.development_version, input.release.version)
+	not regex.match(`^$|^bin:|#[0-9a-f]{40}$`, loomcycle)
+	v := {"rule": "source-is-commit", "subject": loomcycle, "message": sprintf("version %s has a runtime that was built from %s", [input.release.version, loomcycle])}
+}
+
 # METADATA
 # title: A level is claimed only as far as the builder reaches it.
 # description: SLSA's build level 2 needs a hosted builder that signs; the provenance of any other machine is level 1.

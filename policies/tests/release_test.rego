@@ -186,6 +186,7 @@ compound(package_, licence, alternatives) := array.concat(
 )
 
 test_licence_allowed if {
+	broken(set(facts("/packages/0/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), ["Proprietary"])) == {"licence-allowed"}
 	broken(compound(2, "MIT AND Proprietary", [["MIT", "Proprietary"]])) == {"licence-allowed"}
@@ -236,6 +237,18 @@ test_source_is_commit if {
 	every version in ["1.2.3", "1.3.0-rc.1", "1.3.0-preview.1", "1.3.0-20300101"] {
 		"source-is-commit" in broken(array.concat(set("/release/source/commit", concat("", [commit, "-dirty"])), set("/release/version", version)))
 	}
+}
+
+at_source(label) := set("/release/source/loomcycle", label)
+
+test_runtime_is_commit if {
+	every label in ["git:https://git.example/loomcycle", "dir:loomcycle#unknown", sprintf("dir:loomcycle#%s-dirty", [runtime])] {
+		"source-is-commit" in broken(at_source(label))
+	}
+	every label in ["", "bin:folder", sprintf("dir:loomcycle#%s", [runtime])] {
+		broken(at_source(label)) == set()
+	}
+	not "source-is-commit" in broken(array.concat(at_source("dir:loomcycle#unknown"), set("/release/version", "0.0.0-gabc-dirty")))
 }
 
 test_source_is_commit_only_for_releases if {
