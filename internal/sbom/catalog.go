@@ -223,6 +223,12 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 			}
 			continue
 		}
+		if component.Says.File != "" {
+			if got := component.version(v.FS); got != p.Version {
+				c.Missing = append(c.Missing, p.Name+" "+p.Version)
+				c.Extra = append(c.Extra, fmt.Sprintf("%s %s (/%s)", p.Name, got, component.Says.File))
+			}
+		}
 		id := keep(p)
 		if component.Definition {
 			own = id
