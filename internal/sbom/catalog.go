@@ -276,7 +276,8 @@ func (c *Catalog) claim(ctx context.Context, components Components) error {
 }
 
 // claimDebian claims the files that a package's database entry lists, where
-// the content is what the package shipped.
+// the content is what the package shipped: by its MD5, or, for one that has
+// none, because the layer is the package's own.
 func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]string) error {
 	entry, ok := p.Metadata.(pkg.DpkgDBEntry)
 	if !ok {
@@ -284,6 +285,19 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 	}
 	v := c.Variant
 	listed := map[string]bool{}
+	group := ""
+	for _, l := range v.Lock.Debian[v.arch()] {
+		if l.Name == p.Name && l.Version == p.Version && l.Arch == entry.Architecture && slices.Contains(v.Groups, l.Group) {
+			group = l.Group
+		}
+	}
+	inLayer := func(f *imagefs.File) {
+		if v.group(f) == group {
+			c.Owner[f.Path] = id
+		} else if why[f.Path] == "" {
+			why[f.Path] = fmt.Sprintf("%s %s lists it without a checksum, and it is in the layer %s, not in the package's own", p.Name, p.Version, v.group(f))
+		}
+	}
 	for _, record := range entry.Files {
 		f := v.FS.Stat(record.Path)
 		if f == nil || !f.Regular() {
@@ -299,8 +313,10 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 				why[f.Path] = fmt.Sprintf("it differs from what %s %s shipped", p.Name, p.Version)
 				continue
 			}
+			c.Owner[f.Path] = id
+			continue
 		}
-		c.Owner[f.Path] = id
+		inLayer(f)
 	}
 	// A few packages ship no md5sums; their .list still says what is theirs.
 	for _, base := range []string{entry.Package + ":" + entry.Architecture, entry.Package} {
@@ -310,7 +326,7 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		}
 		for line := range strings.Lines(string(list)) {
 			if f := v.FS.Stat(strings.TrimSpace(line)); f != nil && f.Regular() && !listed[f.Path] {
-				c.Owner[f.Path] = id
+				inLayer(f)
 			}
 		}
 		break
@@ -319,7 +335,7 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		for _, f := range v.FS.Below(db + entry.Package) {
 			rest := strings.TrimPrefix(strings.TrimPrefix(f.Path, db+entry.Package), ":"+entry.Architecture)
 			if f.Regular() && (rest == "" || strings.HasPrefix(rest, ".") && !strings.Contains(rest[1:], ".")) {
-				c.Owner[f.Path] = id
+				inLayer(f)
 			}
 		}
 	}

@@ -431,6 +431,12 @@ func TestIncompleteImageIsRefused(t *testing.T) {
 		{"a file of nobody beside the generated ones", func(l layers, _ *lock.Lock) { l.add("files", imagetest.File("etc/profile.d/other.sh", "x")) }, []string{"/etc/profile.d/other.sh: no package lists it"}},
 		{"a generated file in a package's layer", func(l layers, _ *lock.Lock) { l.add("base", imagetest.File("etc/group", "x")) }, []string{"/etc/group: no package lists it"}},
 		{"a file of a package that was changed", func(l layers, _ *lock.Lock) { l.replace("usr/bin/hello", "trojan") }, []string{"/usr/bin/hello: it differs from what hello 2.10-3+b1 shipped"}},
+		{"a file without a checksum from another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("usr/lib/hello/unsummed", "trojan"))
+		}, []string{"/usr/lib/hello/unsummed: hello 2.10-3+b1 lists it without a checksum, and it is in the layer files"}},
+		{"a package's list from another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("var/lib/dpkg/info/hello.list", "/etc/stray\n"), imagetest.File("etc/stray", "x"))
+		}, []string{"/var/lib/dpkg/info/hello.list: hello", "/etc/stray: hello"}},
 		{"a conffile that was changed", func(l layers, _ *lock.Lock) { l.replace("etc/hello.conf", "other") }, []string{"/etc/hello.conf: it differs"}},
 		{"a file over the Go toolchain from elsewhere", func(l layers, _ *lock.Lock) {
 			l.add("files", imagetest.Program("usr/local/go/bin/go", "trojan"))
