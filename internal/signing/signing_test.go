@@ -376,6 +376,9 @@ func run(t *testing.T, env []string, name string, args ...string) (string, error
 	return string(out), err
 }
 
+// released is the repository of the release manifests, as release.yaml has it.
+const released = "loomcycle-release"
+
 // push copies a layout to a registry with what is attached.
 func push(t *testing.T, folder string, r *dist.Release, address string, legacy *signing.Signer) map[string]string {
 	t.Helper()
@@ -383,12 +386,41 @@ func push(t *testing.T, folder string, r *dist.Release, address string, legacy *
 	for _, i := range r.Images {
 		names = append(names, i.Name)
 	}
-	c, err := registry.Open(t.Context(), address, names, registry.Options{})
+	c, err := registry.Open(t.Context(), address, append(names, released), registry.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := signing.Layout(filepath.Join(folder, "oci"))
-	refs := map[string]string{}
+	attach := func(repo string, h v1.Hash) {
+		bundles, err := signing.Bundles(t.Context(), l, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if legacy != nil {
+			if err := legacy.Legacy(t.Context(), c, repo, h, bundles); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+		for _, b := range bundles {
+			mh, _, _ := v1.SHA256(bytes.NewReader(b.Manifest))
+			put(t, c, l, repo, mh)
+		}
+	}
+	artifact, err := l.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, l, released, artifact)
+	attach(released, artifact)
+	m, err := l.Manifest(t.Context(), artifact)
+	if err == nil {
+		err = c.PutManifest(t.Context(), released, r.Version, m)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := map[string]string{released: address + "/" + released + ":" + r.Version}
 	for _, i := range r.Images {
 		index := hash(t, i.IndexDigest)
 		refs[i.Name] = address + "/" + i.Name + "@" + i.IndexDigest.String()
@@ -400,20 +432,7 @@ func push(t *testing.T, folder string, r *dist.Release, address string, legacy *
 			put(t, c, l, i.Name, h)
 		}
 		for _, h := range append(all, index) {
-			bundles, err := signing.Bundles(t.Context(), l, h)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if legacy != nil {
-				if err := legacy.Legacy(t.Context(), c, i.Name, h, bundles); err != nil {
-					t.Fatal(err)
-				}
-				continue
-			}
-			for _, b := range bundles {
-				mh, _, _ := v1.SHA256(bytes.NewReader(b.Manifest))
-				put(t, c, l, i.Name, mh)
-			}
+			attach(i.Name, h)
 		}
 	}
 	return refs
@@ -479,7 +498,7 @@ func TestStockCosignVerifies(t *testing.T) {
 						for _, v := range image.Platforms {
 							subjects = append(subjects, repo+"@"+v.Digest.String())
 						}
-						for _, ref := range subjects {
+						for _, ref := range append(subjects, refs[released]) {
 							if out, err := run(t, env, program, append(append([]string{"verify", "--key", key}, offline...), ref)...); err != nil {
 								t.Fatalf("%v\n%s", err, out)
 							}
