@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/sign"
 	"github.com/sigstore/cosign/v2/pkg/oci"
 	ociremote "github.com/sigstore/cosign/v2/pkg/oci/remote"
+	"github.com/sigstore/sigstore-go/pkg/root"
 	"github.com/sigstore/sigstore/pkg/signature/dsse"
 	"github.com/sigstore/sigstore/pkg/signature/payload"
 
@@ -30,7 +32,13 @@ import (
 // cosign's own commands. What this signer has put there already is left as it is,
 // type by type: a run that was killed between two attestations is finished by the
 // next. What another put there is added to.
+//
+// Keyless there would be no telling whose signatures lie there already, as each
+// has a key of its own; see LegacyKey.
 func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository string, subject v1.Hash, bundles []Attachment) error {
+	if err := s.LegacyKey(); err != nil {
+		return err
+	}
 	repo, err := c.Repository(repository)
 	if err != nil {
 		return err
@@ -40,15 +48,14 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 	if err != nil {
 		return err
 	}
-	ko := options.KeyOpts{KeyRef: s.file, PassFunc: func(bool) ([]byte, error) { return s.password, nil }, SkipConfirmation: true, IDToken: s.config.IDToken}
+	ko := options.KeyOpts{KeyRef: s.file, PassFunc: func(bool) ([]byte, error) { return s.password, nil }, SkipConfirmation: true}
 	log := s.sigs != nil && len(s.sigs.RekorLogURLs()) > 0
-	if s.sigs != nil {
-		if all := s.sigs.FulcioCertificateAuthorityURLs(); len(all) > 0 {
-			ko.FulcioURL = all[0].URL
+	if log { // these commands speak Rekor's first API only
+		rekor, err := root.SelectService(s.sigs.RekorLogURLs(), []uint32{1}, time.Now())
+		if err != nil {
+			return fmt.Errorf("signatures in the older tag scheme are logged in a Rekor 1, and the signing configuration names none; leave SIGNING_LOG away: %w", err)
 		}
-		if log {
-			ko.RekorURL = s.sigs.RekorLogURLs()[0].URL
-		}
+		ko.RekorURL = rekor.URL
 	}
 	reg := options.RegistryOptions{RegistryClientOpts: c.Remote(ctx)}
 	if !signed {
@@ -85,6 +92,14 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		if err := a.Exec(ctx, ref.String()); err != nil {
 			return fmt.Errorf("attest the %s of %s in the tag scheme: %w", Title(b.PredicateType), ref, err)
 		}
+	}
+	return nil
+}
+
+// LegacyKey fails for a signer that can't sign in the older tag scheme.
+func (s *Signer) LegacyKey() error {
+	if s.keypair == nil {
+		return errors.New("the older tag scheme is signed with a key: set COSIGN_KEY, or take legacySignatures out of release.yaml")
 	}
 	return nil
 }
@@ -126,16 +141,11 @@ func (s *Signer) legacyState(ref name.Digest, o []remote.Option) (signed bool, a
 }
 
 // signed tells whether a signature is this signer's, for the repository and
-// the digest. Keyless, where each has a key of its own, any with a certificate
-// counts.
+// the digest.
 func (s *Signer) signed(ref name.Digest, a oci.Signature) (bool, error) {
 	text, err := a.Payload()
 	if err != nil {
 		return false, err
-	}
-	if s.keypair == nil {
-		cert, err := a.Cert()
-		return err == nil && cert != nil, nil
 	}
 	encoded, err := a.Base64Signature()
 	if err != nil {
@@ -158,9 +168,6 @@ func (s *Signer) attested(ref name.Digest, a oci.Signature) (string, error) {
 	var st Statement
 	if json.Unmarshal(text, &envelope) != nil || json.Unmarshal(envelope.Payload, &st) != nil {
 		return "", nil
-	}
-	if s.keypair == nil {
-		return st.PredicateType, nil
 	}
 	ours := dsse.WrapVerifier(s.sv).VerifySignature(bytes.NewReader(text), nil) == nil &&
 		slices.ContainsFunc(st.Subject, func(r Resource) bool { return "sha256:"+r.Digest["sha256"] == ref.DigestStr() })

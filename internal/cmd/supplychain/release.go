@@ -315,6 +315,9 @@ func publisher(do func(context.Context, release.Options) error) func(context.Con
 				if err != nil {
 					return err
 				}
+				if err := s.LegacyKey(); err != nil {
+					return err
+				}
 				o.Legacy = s.Legacy
 			}
 		}
