@@ -13,7 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/debian"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
@@ -37,7 +38,7 @@ func Suites() []lock.Suite {
 // new lock with its InRelease files to the lock's folder, and returns what
 // changed. Nothing is written unless all of it succeeds.
 func (c *Config) Update(ctx context.Context, suites []lock.Suite) ([]lock.Change, error) {
-	root, err := buildkit.TempRoot(c.Env)
+	root, err := cache.Temp(c.Env)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +96,7 @@ func (c *Config) save(l *lock.Lock, texts map[string][]byte) error {
 		}
 	}
 	for name, text := range texts {
-		if err := lock.WriteFile(filepath.Join(dir, name), text); err != nil {
+		if err := atomicfile.Write(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
 	}
