@@ -336,11 +336,24 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 }
 
 // A changed configuration replaces a daemon that nobody uses.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestChangedConfigurationRestarts(t *testing.T) {
 	d, opts, log := fresh(t, nil)
 	user := up(t, d)
 	before, _ := d.running()
 	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
+	opts.Log = writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "restarting") {
+			if leave, err := d.join(); err == nil {
+				leave()
+				t.Error("a process can join a daemon that is about to be stopped")
+			}
+		}
+		return log.Write(line)
+	})
 	changed, err := NewDaemon(opts)
 	if err != nil {
 		t.Fatal(err)
