@@ -37,10 +37,11 @@ func TestKeyless(t *testing.T) {
 			if _, err := signing.SignFamily(t.Context(), folder, r, s); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Legacy(t.Context(), nil, "toolbox", hash(t, r.Images[0].IndexDigest), nil); err == nil || !strings.Contains(err.Error(), "COSIGN_KEY") {
-				t.Errorf("the tag scheme without a key: %v", err)
-			}
 			l := signing.Layout(filepath.Join(folder, "oci"))
+			// Whose a certificate's signature is could not be told from a stranger's.
+			if err := s.Legacy(t.Context(), nil, "toolbox", hash(t, r.Images[0].IndexDigest), nil); err == nil || !strings.Contains(err.Error(), "COSIGN_KEY") {
+				t.Errorf("keyless in the tag scheme: %v", err)
+			}
 			verify := func() error {
 				c, err := signing.TrustFromEnv(getenv, t.TempDir())
 				if err != nil {

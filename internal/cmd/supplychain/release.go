@@ -490,8 +490,8 @@ func runPins(ctx context.Context, env environment, args []string) error {
 		all = append(all, pins.Pin{Image: i.Name, Repository: s.Registry + "/" + o.Config.Repository(i.Name), Version: s.Release.Version, Digest: i.IndexDigest.String()})
 	}
 	if *update != "" {
-		changes, err := pins.Update(*update, all, func(file string) {
-			env.notice("%s: skipped, it is a template", file)
+		changes, err := pins.Update(*update, all, func(where, why string) {
+			env.notice("%s: left as it is: %s", where, why)
 		})
 		for _, c := range changes {
 			fmt.Fprintf(env.out, "%s:%d: %s -> %s\n", c.File, c.Line, c.From, c.To)
