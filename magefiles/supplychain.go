@@ -9,7 +9,7 @@ import (
 
 	"github.com/magefile/mage/mg"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/supplychain"
 )
 
@@ -49,7 +49,7 @@ func exists(name string) bool {
 
 // supply runs a subcommand of the supply-chain program.
 func supply(ctx context.Context, args ...string) error {
-	cache, err := buildkit.CacheDir(os.Getenv)
+	cache, err := cache.Dir(os.Getenv)
 	if err != nil {
 		return err
 	}

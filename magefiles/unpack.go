@@ -10,7 +10,7 @@ import (
 
 	"github.com/magefile/mage/mg"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
@@ -26,7 +26,7 @@ func (Unpack) Diff(ctx context.Context, arch string) error {
 	if err != nil {
 		return err
 	}
-	cache, err := buildkit.CacheDir(os.Getenv)
+	cache, err := cache.Dir(os.Getenv)
 	if err != nil {
 		return err
 	}

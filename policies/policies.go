@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -106,25 +105,30 @@ func modules(extra fs.FS, pattern string) (map[string]*ast.Module, error) {
 // data is the lists and the exceptions as the rules see them.
 func data() (map[string]any, error) {
 	out := map[string]any{}
-	for _, name := range []string{"data.yaml", "exceptions.yaml"} {
-		text, err := files.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		if err := yaml.Unmarshal(text, &out); err != nil {
-			return nil, fmt.Errorf("policies/%s: %w", path.Base(name), err)
-		}
-	}
-	// Every field of an exception is text; YAML takes a bare date for a time.
-	var typed struct {
-		Exceptions []map[string]string `yaml:"exceptions"`
-	}
-	text, err := files.ReadFile("exceptions.yaml")
+	text, err := files.ReadFile("data.yaml")
 	if err != nil {
 		return nil, err
 	}
-	if err := yaml.Unmarshal(text, &typed); err != nil {
+	if err := yaml.Unmarshal(text, &out); err != nil {
+		return nil, fmt.Errorf("policies/data.yaml: %w", err)
+	}
+	if text, err = files.ReadFile("exceptions.yaml"); err != nil {
+		return nil, err
+	}
+	if out["exceptions"], err = exceptions(text); err != nil {
 		return nil, fmt.Errorf("policies/exceptions.yaml: %w", err)
+	}
+	return out, nil
+}
+
+// exceptions are the entries of such a file, with text in every field: YAML
+// takes a bare date for a time.
+func exceptions(text []byte) ([]any, error) {
+	var typed struct {
+		Exceptions []map[string]string `yaml:"exceptions"`
+	}
+	if err := yaml.Unmarshal(text, &typed); err != nil {
+		return nil, err
 	}
 	list := []any{}
 	for _, e := range typed.Exceptions {
@@ -134,19 +138,10 @@ func data() (map[string]any, error) {
 		}
 		list = append(list, fields)
 	}
-	out["exceptions"] = list
-	return out, nil
+	return list, nil
 }
 
-// Rules gives every rule by id.
-func Rules() (map[string]Rule, error) {
-	parsed, err := modules(nil, "")
-	if err != nil {
-		return nil, err
-	}
-	return rules(parsed)
-}
-
+// rules gives every rule by id.
 func rules(parsed map[string]*ast.Module) (map[string]Rule, error) {
 	out := map[string]Rule{}
 	for _, name := range slices.Sorted(maps.Keys(parsed)) {

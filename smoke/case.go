@@ -166,6 +166,9 @@ func (p *patterns) UnmarshalYAML(unmarshal func(any) error) error {
 		return err
 	}
 	for _, t := range texts {
+		if t == "^$" {
+			return errors.New(`"^$" matches whatever ends its line; \A\z matches no output`)
+		}
 		re, err := regexp.Compile("(?m)" + t)
 		if err != nil {
 			return err

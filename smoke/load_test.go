@@ -53,6 +53,7 @@ func TestLoadErrors(t *testing.T) {
 		want       []string
 	}{
 		{"unknown field", head + "    steps:\n      - {run: 'true', exitcode: 1}\n", []string{"cases/x.yaml:6", "case one steps 0", "exitcode"}},
+		{"no output", head + "    steps:\n      - {run: 'true', stdout: ['^$']}\n", []string{"cases/x.yaml", `\A\z`}},
 		{"wrong type", head + "    steps:\n      - {run: 'true', exit: many}\n", []string{"cases/x.yaml:6", "case one steps 0 exit", "got string, want integer"}},
 		{"bad duration", head + "    timeout: soon\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one timeout", "soon"}},
 		{"no steps", head, []string{"cases/x.yaml:2", "case one", "steps"}},

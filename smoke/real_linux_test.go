@@ -25,6 +25,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
@@ -74,25 +76,25 @@ func tiny(t *testing.T, arch, mark string) v1.Image {
 }
 
 // needPodman skips, or fails in CI, where podman is not installed.
-func needPodman(t *testing.T) { registrytest.Tool(t, "podman", "apt-get install podman runc") }
+func needPodman(t *testing.T) { citest.Program(t, "podman", "apt-get install podman runc") }
 
 // tinyCache is a cache folder of its own with the compiled BuildKit of the
 // project's, and without what podman keeps in it when the test is over.
 func tinyCache(t *testing.T) string {
 	t.Helper()
-	cache := t.TempDir()
-	shared, err := buildkit.CacheDir(os.Getenv)
+	tiny := t.TempDir()
+	shared, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(shared, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(shared, "bin"), filepath.Join(cache, "bin")); err != nil {
+	if err := os.Symlink(filepath.Join(shared, "bin"), filepath.Join(tiny, "bin")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		root, run := engine.Storage(cache)
+		root, run := engine.Storage(tiny)
 		if _, err := os.Stat(root); err != nil {
 			return // no podman was started on it
 		}
@@ -107,7 +109,7 @@ func tinyCache(t *testing.T) string {
 		os.RemoveAll(root)
 		os.RemoveAll(run)
 	})
-	return cache
+	return tiny
 }
 
 // An index in a registry is tested like a build: every platform, by digest,

@@ -17,6 +17,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 )
@@ -120,7 +121,7 @@ func newRunner(ctx context.Context, o Options) (*runner, error) {
 	if r.family, err = images.Load(os.DirFS(r.Root)); err != nil {
 		return nil, err
 	}
-	if r.cache, err = buildkit.CacheDir(r.Getenv); err != nil {
+	if r.cache, err = cache.Dir(r.Getenv); err != nil {
 		return nil, err
 	}
 	r.jobs = runtime.NumCPU()
@@ -216,7 +217,7 @@ func (r *runner) run(ctx context.Context) (report *Report, err error) {
 
 // prepare makes what tasks with containers need, and close takes it away.
 func (r *runner) prepare(ctx context.Context, tasks []*task) (err error) {
-	tmp, err := buildkit.TempRoot(r.Getenv)
+	tmp, err := cache.Temp(r.Getenv)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/images"
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 	"github.com/loomcycle/loomcycle-images/smoke/plan"
 )
@@ -104,7 +104,7 @@ func newTestRunner(t *testing.T, e engine.Engine, cases string) *runner {
 		t.Fatal(err)
 	}
 	// The probe is linked once for all tests.
-	cache, err := buildkit.CacheDir(os.Getenv)
+	cache, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestExpectations(t *testing.T) {
 		`{run: 'true', fails: true}`:                                     "it must fail",
 		`{run: echo a, stdout: [b]}`:                                     `stdout has no match for "b"`,
 		`{run: echo a >&2, stderr: [b]}`:                                 `stderr has no match for "b"`,
-		`{run: echo a, no_output: [a]}`:                                  `the output has match for "a"`,
+		`{run: echo a, no_output: [a]}`:                                  `the output must not match "a", and has "a"`,
 		`{run: sleep 0.2, within: 100ms}`:                                "more than 100ms",
 		`{run: 'true', files: [{path: /nowhere}]}`:                       "/nowhere: missing is true",
 		`{run: 'true', files: [{path: /, owner: "7:7"}]}`:                "not to 7:7",

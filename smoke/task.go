@@ -269,8 +269,11 @@ func (s *Step) check(t *task, r plan.Result) error {
 	}
 	match := func(what, text string, list patterns, want bool) {
 		for _, re := range list {
-			no := map[bool]string{true: "no ", false: ""}[want]
-			bad(re.MatchString(text) == want, "%s has %smatch for %q", what, no, source(re))
+			if want {
+				bad(re.MatchString(text), "%s has no match for %q", what, source(re))
+			} else {
+				bad(!re.MatchString(text), "%s must not match %q, and has %q", what, source(re), re.FindString(text))
+			}
 		}
 	}
 	match("stdout", r.Stdout, s.Stdout, true)

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/build"
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/supplychain"
 )
@@ -20,11 +20,11 @@ import (
 // 1.0.1, and has the supply-chain program time their releases to a registry on
 // loopback. With a warm BuildKit it takes a few minutes.
 func Release(ctx context.Context, root string, getenv func(string) string, log io.Writer) (text string, err error) {
-	cache, err := buildkit.CacheDir(getenv)
+	tmp, err := cache.Temp(getenv)
 	if err != nil {
 		return "", err
 	}
-	tmp, err := buildkit.TempRoot(getenv)
+	cache, err := cache.Dir(getenv)
 	if err != nil {
 		return "", err
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -46,9 +47,6 @@ type Options struct {
 	// Builder runs the solves; one is found when nil.
 	Builder *buildkit.Builder
 }
-
-// Platforms are those that a release has.
-var Platforms = []string{"linux/amd64", "linux/arm64"}
 
 // builder holds what every part of one build needs.
 type builder struct {
@@ -118,7 +116,7 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 func load(ctx context.Context, o Options) (*builder, error) {
 	b := &builder{Options: o, id: identity.NewID()}
 	if len(b.Platform) == 0 {
-		b.Platform = Platforms
+		b.Platform = []string{"linux/amd64", "linux/arm64"} // a release has both
 	}
 	if b.Dist == "" {
 		b.Dist = filepath.Join(b.Root, "dist")
@@ -155,7 +153,7 @@ func load(ctx context.Context, o Options) (*builder, error) {
 		return nil, err
 	}
 	b.locked = digest.FromBytes(text)
-	if b.cache, err = buildkit.CacheDir(b.Getenv); err != nil {
+	if b.cache, err = cache.Dir(b.Getenv); err != nil {
 		return nil, err
 	}
 	if b.compress, err = dist.NewCompressor(b.Root, b.Getenv("COMPRESSION")); err != nil {
@@ -226,7 +224,7 @@ type variant struct {
 const tries = 5
 
 func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, error) {
-	store, err := buildkit.OpenStore(stage.Layout(), stage.Has)
+	store, err := buildkit.OpenStore(stage.Layout(), stage.Has, b.Builder.Blobs()...)
 	if err != nil {
 		return nil, err
 	}

@@ -49,7 +49,7 @@ func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache str
 		if releaseTag.MatchString(ref) {
 			version = strings.TrimPrefix(ref, "v")
 		}
-		l.dir, l.label, l.ldflags = dir, "git:"+redact(url)+"#"+commit, stamp(version, commit)
+		l.dir, l.label, l.ldflags = dir, "git:"+vcs.Redact(url)+"#"+commit, stamp(version, commit)
 	case kind == "dir" && rest != "":
 		dir, err := filepath.Abs(rest)
 		if err != nil {
@@ -64,7 +64,7 @@ func resolveLoomcycle(ctx context.Context, getenv func(string) string, cache str
 		l.bin, l.label = rest, "bin:"+filepath.Base(rest)
 		return l, nil
 	default:
-		return l, fmt.Errorf("LOOMCYCLE_SOURCE=%s is none of git:URL#REF, dir:PATH, bin:DIR", redact(value))
+		return l, fmt.Errorf("LOOMCYCLE_SOURCE=%s is none of git:URL#REF, dir:PATH, bin:DIR", vcs.Redact(value))
 	}
 	if f := strings.Fields(getenv("LOOMCYCLE_LDFLAGS")); len(f) > 0 {
 		l.ldflags, l.asked.ldflags = f, strings.Join(f, " ")
@@ -106,8 +106,3 @@ func checkBinary(file, arch string) error {
 	}
 	return nil
 }
-
-// redact takes the user and password out of a URL.
-func redact(s string) string { return userinfo.ReplaceAllString(s, "://") }
-
-var userinfo = regexp.MustCompile(`://[^/\s]*@`)

@@ -10,12 +10,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/containerd/platforms"
 	"github.com/moby/buildkit/client"
+
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 )
 
 // Options say where to look for a builder and where to talk about it. The
@@ -36,7 +37,7 @@ type Options struct {
 	// Parallelism is how many steps a private daemon runs at a time; 0 means
 	// as many as there are.
 	Parallelism int
-	// CacheDir is the project's cache folder; empty means CacheDir(Getenv).
+	// CacheDir is the project's cache folder; empty means cache.Dir(Getenv).
 	CacheDir string
 	// Root is the checkout, which holds tools/buildkitd; empty means the
 	// nearest parent of the working directory that does.
@@ -54,7 +55,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Platforms = []string{"linux/amd64", "linux/arm64"}
 	}
 	if o.CacheDir == "" {
-		dir, err := CacheDir(o.Getenv)
+		dir, err := cache.Dir(o.Getenv)
 		if err != nil {
 			return o, err
 		}
@@ -72,49 +73,18 @@ func (o Options) notice(format string, args ...any) {
 	fmt.Fprintf(o.Log, "buildkit: "+format+"\n", args...)
 }
 
-// CacheDir is the project's cache folder: $LOOMCYCLE_CACHE, else
-// $XDG_CACHE_HOME/loomcycle-images, else ~/.cache/loomcycle-images.
-func CacheDir(getenv func(string) string) (string, error) {
-	if d := getenv("LOOMCYCLE_CACHE"); d != "" {
-		return d, nil
-	}
-	if d := getenv("XDG_CACHE_HOME"); d != "" {
-		return filepath.Join(d, "loomcycle-images"), nil
-	}
-	if d := getenv("HOME"); d != "" {
-		return filepath.Join(d, ".cache", "loomcycle-images"), nil
-	}
-	return "", errors.New("there is no cache folder: set LOOMCYCLE_CACHE (or HOME)")
-}
-
-// stale is the age from which a folder in TempRoot was left by a killed process.
-const stale = 24 * time.Hour
-
-// TempRoot is where temporary folders of gigabytes are made, below the cache
-// folder: the system's own is memory on Debian 13. What killed processes left
-// there a day ago is removed.
+// TempRoot is cache.Temp, in which also the daemons end that killed processes
+// left a day ago.
 func TempRoot(getenv func(string) string) (string, error) {
-	cache, err := CacheDir(getenv)
+	root, err := cache.Temp(getenv)
 	if err != nil {
 		return "", err
 	}
-	root, err := filepath.Abs(filepath.Join(cache, "tmp"))
-	if err != nil {
-		return "", err
+	old, err := cache.Stale(root)
+	for _, dir := range old {
+		sweep(dir, getenv)
 	}
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return "", fmt.Errorf("making the folder for temporary files: %w", err)
-	}
-	left, err := os.ReadDir(root)
-	if err != nil {
-		return "", err
-	}
-	for _, e := range left {
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > stale {
-			sweep(filepath.Join(root, e.Name()), getenv)
-		}
-	}
-	return root, nil
+	return root, err
 }
 
 // sweep removes a folder, also one with files of a rootless daemon, after the
@@ -123,13 +93,10 @@ func TempRoot(getenv func(string) string) (string, error) {
 func sweep(dir string, getenv func(string) string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for _, cache := range []string{"*", "*/*"} {
-		daemons, _ := filepath.Glob(filepath.Join(dir, cache, "buildkit", "*"))
-		for _, home := range daemons {
-			d, err := NewDaemon(Options{Getenv: getenv, Log: io.Discard, CacheDir: filepath.Dir(filepath.Dir(home)), Private: filepath.Base(home)})
-			if err == nil && (d.used() || d.Down(ctx) != nil) {
-				return
-			}
+	for _, home := range cache.Daemons(dir) {
+		d, err := NewDaemon(Options{Getenv: getenv, Log: io.Discard, CacheDir: filepath.Dir(filepath.Dir(home)), Private: filepath.Base(home)})
+		if err == nil && (d.used() || d.Down(ctx) != nil) {
+			return
 		}
 	}
 	if os.RemoveAll(dir) == nil || os.Geteuid() == 0 {
@@ -157,6 +124,7 @@ type Node struct {
 	Snapshotter string
 
 	leave func() // see Daemon.join
+	state string // the private daemon's
 }
 
 // Close ends the connection, not the daemon.
@@ -196,6 +164,18 @@ func (b *Builder) Nodes() []*Node {
 		}
 	}
 	return nodes
+}
+
+// Blobs are the folders of this machine in which nodes keep what they export,
+// as ALGORITHM/ENCODED.
+func (b *Builder) Blobs() []string {
+	var folders []string
+	for _, n := range b.Nodes() {
+		if n.state != "" {
+			folders = append(folders, filepath.Join(n.state, "runc-"+n.Snapshotter, "content", "blobs"))
+		}
+	}
+	return folders
 }
 
 // Close closes the connections. A private daemon goes on running, warm.
@@ -311,6 +291,3 @@ func normalize(platform string) string {
 	}
 	return platforms.Format(platforms.Platform{OS: p.OS, Architecture: p.Architecture})
 }
-
-// HostPlatform is the platform of the machine this program runs on.
-func HostPlatform() string { return "linux/" + runtime.GOARCH }

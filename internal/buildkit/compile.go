@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/mod/modfile"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 const buildkitModule = "github.com/moby/buildkit"
@@ -96,15 +98,12 @@ func (b binary) ensure(ctx context.Context, notice func(string, ...any), log io.
 	// With go's own defaults and the main module's versions, a third of the
 	// packages and the standard library come out of the Go cache, where compiling
 	// the targets has put them. Seccomp profiles are runc's, no build tag is needed.
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w -X "+buildkitModule+"/version.Version="+b.version,
+	cmd := host.Command(ctx, "go", "build", "-ldflags", "-s -w -X "+buildkitModule+"/version.Version="+b.version,
 		"-o", tmp, buildkitModule+"/cmd/buildkitd")
 	cmd.Dir = b.tools
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &out), io.MultiWriter(log, &out)
-	// An interrupt stops go and, with it, its compilers.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("compiling buildkitd was cancelled: %w", context.Cause(ctx))

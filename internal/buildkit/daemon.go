@@ -22,6 +22,7 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/moby/buildkit/client"
 
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
@@ -145,7 +146,7 @@ func (d *Daemon) connect(ctx context.Context) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Client: c, Source: "private daemon", Address: d.Address()}
+	n := &Node{Client: c, Source: "private daemon", Address: d.Address(), state: d.state()}
 	if err := describe(ctx, n); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("the private daemon at %s does not answer: %w", d.Address(), err)
@@ -223,8 +224,10 @@ root = %q
     all = true
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
-`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
+`, d.state(), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
 }
+
+func (d *Daemon) state() string { return filepath.Join(d.dir, "state") }
 
 // cgroup is the parent of the steps' cgroups, so that what a killed daemon
 // leaves can be told from another's.
@@ -589,10 +592,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".tmp", path)
+	return atomicfile.Write(path, data, 0o600)
 }
 
 // findRunc is the path of runc, "" when there is none. An ordinary user's PATH

@@ -1,11 +1,8 @@
 package buildkit
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // env is an environment with only what the test says, so that a builder of the
@@ -99,45 +96,5 @@ func TestSocketPath(t *testing.T) {
 	}
 	if got, err := socketPath(long, env(map[string]string{"XDG_RUNTIME_DIR": long})); err == nil {
 		t.Errorf("no error for %s", got)
-	}
-}
-
-func TestCacheDir(t *testing.T) {
-	for _, c := range []struct {
-		env  map[string]string
-		want string
-	}{
-		{map[string]string{"LOOMCYCLE_CACHE": "/c", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/c"},
-		{map[string]string{"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/loomcycle-images"},
-		{map[string]string{"HOME": "/h"}, "/h/.cache/loomcycle-images"},
-		{nil, ""},
-	} {
-		if got, _ := CacheDir(env(c.env)); got != c.want {
-			t.Errorf("%v: %q, want %q", c.env, got, c.want)
-		}
-	}
-}
-
-func TestTempRoot(t *testing.T) {
-	cache := t.TempDir()
-	old, young := filepath.Join(cache, "tmp", "old"), filepath.Join(cache, "tmp", "young")
-	for _, dir := range []string{old, young} {
-		if err := os.MkdirAll(filepath.Join(dir, "layer"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	day := time.Now().Add(-25 * time.Hour)
-	if err := os.Chtimes(old, day, day); err != nil {
-		t.Fatal(err)
-	}
-	root, err := TempRoot(env(map[string]string{"LOOMCYCLE_CACHE": cache}))
-	if err != nil || root != filepath.Join(cache, "tmp") {
-		t.Fatalf("%s, %v", root, err)
-	}
-	if _, err := os.Stat(old); err == nil {
-		t.Error("what a killed process left is still there")
-	}
-	if _, err := os.Stat(young); err != nil {
-		t.Errorf("a folder in use is gone: %v", err)
 	}
 }

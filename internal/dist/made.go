@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // Made says when and on what an image was built. It differs from build to
@@ -42,5 +42,5 @@ func WriteMade(folder string, made map[string]Made) error {
 	if err != nil {
 		return err
 	}
-	return lock.WriteFile(filepath.Join(folder, madeFile), append(text, '\n'))
+	return atomicfile.Write(filepath.Join(folder, madeFile), append(text, '\n'), 0o644)
 }

@@ -18,7 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
-	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // Staging is a dist folder in the making. It becomes the dist folder in one
@@ -166,9 +166,6 @@ func sweep(pattern string) error {
 	}
 	return nil
 }
-
-// Folder is where the content of dist is put until Publish.
-func (s *Staging) Folder() string { return s.dir }
 
 // Layout is the folder of the OCI layout.
 func (s *Staging) Layout() string { return filepath.Join(s.dir, "oci") }
@@ -318,7 +315,7 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 		if err != nil {
 			return err
 		}
-		if err := lock.WriteFile(filepath.Join(s.Layout(), name), append(text, '\n')); err != nil {
+		if err := atomicfile.Write(filepath.Join(s.Layout(), name), append(text, '\n'), 0o644); err != nil {
 			return err
 		}
 	}
@@ -332,7 +329,7 @@ func (s *Staging) Publish(r *Release, indexes map[string]ocispec.Descriptor) err
 	if err := Validate(text); err != nil {
 		return err
 	}
-	if err := lock.WriteFile(filepath.Join(s.dir, "release.json"), append(text, '\n')); err != nil {
+	if err := atomicfile.Write(filepath.Join(s.dir, "release.json"), append(text, '\n'), 0o644); err != nil {
 		return err
 	}
 	if err := WriteMade(s.dir, s.Made); err != nil {
@@ -453,7 +450,7 @@ func (s *Staging) writeJSON(mediaType string, v any) (ocispec.Descriptor, error)
 	if have, err := os.ReadFile(name); err == nil && bytes.Equal(have, b) {
 		return desc, nil
 	}
-	return desc, lock.WriteFile(name, b)
+	return desc, atomicfile.Write(name, b, 0o644)
 }
 
 func platformString(p ocispec.Platform) string { return p.OS + "/" + p.Architecture }

@@ -13,6 +13,7 @@ import (
 
 	docker "github.com/docker/docker/client"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
@@ -29,13 +30,12 @@ func Start(t *testing.T) string {
 	if answers(t.Context(), host) {
 		return host
 	}
-	ci := os.Getenv("CI") == "true"
 	if os.Geteuid() != 0 {
-		skip(t, ci, "no docker engine answers at "+host+", and starting one takes root")
+		citest.Skip(t, "no docker engine answers at %s, and starting one takes root", host)
 	}
 	dir := t.TempDir()
 	if !Programs(t) {
-		skip(t, false, "no docker engine answers at "+host+", and docker is not installed (apt-get install docker.io docker-cli)")
+		citest.Skip(t, "no docker engine answers at %s, and docker is not installed (apt-get install docker.io docker-cli)", host)
 	}
 	host = "unix://" + filepath.Join(dir, "sock")
 	config := filepath.Join(dir, "daemon.json")
@@ -73,14 +73,6 @@ func Start(t *testing.T) string {
 	}
 	t.Setenv("DOCKER_HOST", host)
 	return host
-}
-
-func skip(t *testing.T, fail bool, why string) {
-	t.Helper()
-	if fail {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // Programs tells whether docker's programs are on PATH. In CI, as root on Debian,

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // TestEmulate runs in a user namespace, which has a binfmt_misc of its own
@@ -22,9 +24,7 @@ func TestEmulate(t *testing.T) {
 		emulateAlone(t)
 		return
 	}
-	if _, err := exec.LookPath(emulators[foreign].program); err != nil {
-		skip(t, emulators[foreign].program+" is missing: apt-get install qemu-user-static")
-	}
+	citest.Program(t, emulators[foreign].program, "apt-get install qemu-user-static")
 	dir := t.TempDir()
 	source := filepath.Join(dir, "hello.go")
 	if err := os.WriteFile(source, []byte("package main\n\nimport \"runtime\"\n\nfunc main() { println(runtime.GOARCH) }\n"), 0o644); err != nil {
@@ -53,14 +53,6 @@ func TestEmulate(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
 // emulateAlone is the test inside the namespace.
 func emulateAlone(t *testing.T) {
 	if err := unix.Mount("binfmt_misc", binfmt, "binfmt_misc", 0, ""); err != nil {
@@ -74,7 +66,7 @@ func emulateAlone(t *testing.T) {
 		if errors.Is(err, unix.EPERM) && (major < 6 || major == 6 && minor < 7) {
 			t.Skipf("Linux %s has no binfmt_misc for a user namespace: %v", release, err)
 		}
-		skip(t, fmt.Sprintf("Linux %s mounts no binfmt_misc in a user namespace: %v", release, err))
+		citest.Skip(t, "Linux %s mounts no binfmt_misc in a user namespace: %v", release, err)
 	}
 	program, e := os.Getenv("TEST_EMULATE_PROGRAM"), emulators[foreign]
 	run := func() (string, error) {

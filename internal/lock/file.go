@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // The files of a lock's folder (images/lock).
@@ -66,23 +68,7 @@ func (l *Lock) Save(dir string) error {
 	if err != nil {
 		return err
 	}
-	return WriteFile(filepath.Join(dir, FileName), text)
-}
-
-// WriteFile writes a file with mode 0644 through a temporary neighbour, so
-// that no half-written file is ever seen under its name, after a power cut either.
-// What has the name is replaced, never written through: it may be a hard link.
-func WriteFile(name string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails harmlessly once renamed
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
+	return atomicfile.Write(filepath.Join(dir, FileName), text, 0o644)
 }
 
 // Marshal renders the lock with one source a line, so that a diff of two

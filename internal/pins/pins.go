@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // Pin is an image of a release in a registry.
@@ -127,11 +129,7 @@ func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, err
 		if err != nil {
 			return err
 		}
-		tmp := file + ".tmp"
-		if err := os.WriteFile(tmp, text, info.Mode().Perm()); err != nil {
-			return err
-		}
-		return os.Rename(tmp, file)
+		return atomicfile.Write(file, text, info.Mode().Perm())
 	})
 	return all, errors.Join(append(failed, err)...)
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
@@ -397,7 +398,7 @@ func TestFullDiskIsAnErrorThatSaysWhat(t *testing.T) {
 	folder := t.TempDir()
 	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			t.Skip("mounting a small tmpfs needs root")
+			citest.Skip(t, "mounting a small tmpfs needs root")
 		}
 		t.Fatal(err)
 	}

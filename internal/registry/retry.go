@@ -31,12 +31,13 @@ func (b Backoff) withDefaults() Backoff {
 		b.Max = 2 * time.Minute
 	}
 	if b.Sleep == nil {
-		b.Sleep = sleep
+		b.Sleep = Sleep
 	}
 	return b
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+// Sleep waits, or until the context ends, whose error it returns.
+func Sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

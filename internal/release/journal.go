@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // journal is what a run must leave for the next: its claims and where each
@@ -71,22 +73,7 @@ func (j *journal) save() error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(j.file), "."+j.Version+"-*.tmp")
-	if err != nil {
-		return fmt.Errorf("write the release journal: %w", err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(append(text, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), j.file)
-	}
-	if err == nil {
-		var dir *os.File // the name is the folder's, and is written with it
-		if dir, err = os.Open(filepath.Dir(j.file)); err == nil {
-			err = errors.Join(dir.Sync(), dir.Close())
-		}
-	}
-	if err != nil {
+	if err := atomicfile.Write(j.file, append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write the release journal: %w", err)
 	}
 	return nil

@@ -228,7 +228,7 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	}
 	host, _ := os.Hostname()
 	who := fmt.Sprintf("%s of %s by process %d on %s", r.version, r.release.Source.Commit, os.Getpid(), host)
-	l := lease{r.Lease, r.Lease / 5, r.Now, sleep, r.Notice}
+	l := lease{r.Lease, r.Lease / 5, r.Now, registry.Sleep, r.Notice}
 	registries := slices.Clone(r.Config.Registries)
 	slices.SortFunc(registries, func(a, b Registry) int { return bytes.Compare([]byte(a.Address), []byte(b.Address)) })
 	for _, reg := range registries {
@@ -255,17 +255,6 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 		go k.keep(locked, lost)
 	}
 	return ctx, unlock, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }
 
 // each does something for every registry at once.

@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
@@ -25,15 +25,11 @@ const module = "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/"
 // until ctx ends or a signal comes, with the session image of SANDBOX_IMAGE or
 // else of dist. Every variable of the environment reaches it.
 func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
-	cache := getenv("LOOMCYCLE_CACHE")
-	if cache == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			return err
-		}
-		cache = filepath.Join(base, "loomcycle-images")
+	dir, err := cache.Dir(getenv)
+	if err != nil {
+		return err
 	}
-	dir := filepath.Join(cache, "sidecar")
+	dir = filepath.Join(dir, "sidecar")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -43,7 +39,7 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		}
 	}
 	for _, program := range []string{"loomcycle-builder", "session-agent"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Join(dir, program), module+program)
+		cmd := host.Command(ctx, "go", "build", "-trimpath", "-o", filepath.Join(dir, program), module+program)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		cmd.Stdout, cmd.Stderr = w, w
 		if err := cmd.Run(); err != nil {
@@ -82,9 +78,9 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	cmd := exec.CommandContext(ctx, filepath.Join(dir, "loomcycle-builder"))
+	cmd := host.Command(ctx, filepath.Join(dir, "loomcycle-builder"))
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, w, w
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 0 // it has sessions to end
 	if err := cmd.Run(); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("the sidecar ended: %w", err)
 	}
@@ -103,7 +99,7 @@ func Bench(ctx context.Context, runtimes string, w io.Writer) (string, error) {
 	}
 	defer os.Remove(out.Name())
 	out.Close()
-	cmd := exec.CommandContext(ctx, "go", "test", "./sidecar-image/e2e", "-run", "^TestSpeedTable$", "-count=1", "-timeout=30m")
+	cmd := host.Command(ctx, "go", "test", "./sidecar-image/e2e", "-run", "^TestSpeedTable$", "-count=1", "-timeout=30m")
 	cmd.Env = append(os.Environ(), "SANDBOX_BENCH="+runtimes, "SANDBOX_BENCH_OUT="+out.Name())
 	cmd.Stdout, cmd.Stderr = w, w
 	failed := cmd.Run()

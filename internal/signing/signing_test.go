@@ -27,6 +27,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/sigstore/sigstore/pkg/signature/kms/fake"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
@@ -328,11 +330,11 @@ func tool(t *testing.T, module, name, tags, pkg string) string {
 	if testing.Short() {
 		t.Skip("building " + name + " takes minutes")
 	}
-	cache, err := os.UserCacheDir()
+	dir, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(cache, "loomcycle-images", "bin", name)
+	program := filepath.Join(dir, "bin", name)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
 	cmd.Dir = filepath.Join("..", "..", "tools", module)
 	if tags != "" {
@@ -573,7 +575,7 @@ func TestContainersPolicyVerifies(t *testing.T) {
 			return []string{tool(t, "sigstoresigned", "sigstoresigned", "containers_image_openpgp", "."), p, d, "docker://" + ref, "dir:" + t.TempDir()}
 		}},
 		{"skopeo", func(t *testing.T, p string) []string {
-			return []string{registrytest.Tool(t, "skopeo", "apt-get install skopeo"), "--policy", p, "--registries.d", d,
+			return []string{citest.Program(t, "skopeo", "apt-get install skopeo"), "--policy", p, "--registries.d", d,
 				"copy", "--src-tls-verify=false", "--override-arch", "amd64", "docker://" + ref, "dir:" + t.TempDir()}
 		}},
 		{"podman", func(t *testing.T, p string) []string {
@@ -582,7 +584,7 @@ func TestContainersPolicyVerifies(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { os.RemoveAll(store) })
-			return []string{registrytest.Tool(t, "podman", "apt-get install podman"), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
+			return []string{citest.Program(t, "podman", "apt-get install podman"), "--root", filepath.Join(store, "root"), "--runroot", filepath.Join(store, "run"),
 				"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "pull", "--signature-policy", p, "--tls-verify=false", ref}
 		}},
 		{"podman of loomcycle-builder", func(t *testing.T, p string) []string {

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 
@@ -44,9 +42,8 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	if _, err := os.Stat(program); err != nil {
 		fmt.Fprintln(c.Log, "compiling the supply-chain program, once (a few minutes with a cold Go cache)")
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
+	cmd := host.Command(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Log, c.Log
-	interruptible(cmd)
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("compile ./internal/cmd/supplychain: %w", err)
 	}
@@ -59,17 +56,11 @@ func (c Command) Run(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Root, os.Stdin, c.Out, c.Log
-	interruptible(cmd)
+	cmd := host.Command(ctx, program, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Out, c.Log
+	cmd.WaitDelay = 0 // it has registries to leave, which may take longer
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
 	return nil
-}
-
-// interruptible lets the program clean up when the context ends.
-func interruptible(cmd *exec.Cmd) {
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
 }

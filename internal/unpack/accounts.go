@@ -27,11 +27,11 @@ func (f *finish) accounts() error {
 		}
 	}
 	for _, g := range f.plan.Groups {
-		group = append(group, []string{g.Name, "x", strconv.Itoa(g.GID), strings.Join(g.Members, ",")})
+		group = append(group, []string{g.Name, "x", strconv.Itoa(g.GID), ""})
 	}
 	system := len(passwd)
 	for _, u := range f.plan.Users {
-		passwd = append(passwd, []string{u.Name, "x", strconv.Itoa(u.UID), strconv.Itoa(u.GID), u.Gecos, u.Home, u.Shell})
+		passwd = append(passwd, []string{u.Name, "x", strconv.Itoa(u.UID), strconv.Itoa(u.GID), "", u.Home, u.Shell})
 	}
 	days := strconv.FormatInt(f.plan.Epoch/86400, 10)
 	var shadow, gshadow [][]string

@@ -45,17 +45,16 @@ type finish struct {
 
 // Finish writes to the empty folder out the files that the maintainer scripts
 // of the packages in root would have left, dpkg's database, and what the plan
-// adds. root holds the merged groups; metas are what Group left beside them;
-// in holds the plan's input files and may be empty.
-func Finish(ctx context.Context, p plan.Finish, root, in, out string, metas []string) error {
+// adds. root holds the merged groups; metas are what Group left beside them.
+func Finish(ctx context.Context, p plan.Finish, root, out string, metas []string) error {
 	table, err := loadScripts()
 	if err != nil {
 		return err
 	}
-	return runFinish(ctx, p, table, root, in, out, metas)
+	return runFinish(ctx, p, table, root, out, metas)
 }
 
-func runFinish(ctx context.Context, p plan.Finish, table map[string]script, root, in, out string, metas []string) error {
+func runFinish(ctx context.Context, p plan.Finish, table map[string]script, root, out string, metas []string) error {
 	f := &finish{plan: p, table: table, scripts: map[string]script{}, prepend: map[string]plan.File{}}
 	var err error
 	if f.filter, err = newFilter(p.Paths); err != nil {
@@ -79,7 +78,7 @@ func runFinish(ctx context.Context, p plan.Finish, table map[string]script, root
 		return err
 	}
 	steps := []func() error{
-		func() error { return f.planned(in) },
+		f.planned,
 		f.effects,
 		f.system,
 	}
@@ -191,7 +190,7 @@ func (f *finish) mkdir(p string, m meta) error {
 
 // planned writes the plan's own folders, files and links. They come first:
 // what the plan says wins over what the packages would do.
-func (f *finish) planned(in string) error {
+func (f *finish) planned() error {
 	for _, d := range f.plan.Dirs {
 		p, m, err := place(d.Path, cmp.Or(d.Mode, "0755"), d.UID, d.GID)
 		if err != nil {
@@ -208,16 +207,6 @@ func (f *finish) planned(in string) error {
 			return err
 		}
 		content := []byte(file.Content)
-		if file.Input != nil {
-			src, err := os.OpenRoot(in)
-			if err != nil {
-				return fmt.Errorf("%s: the -in folder: %w", file.Path, err)
-			}
-			content, err = readInput(src, *file.Input)
-			if src.Close(); err != nil {
-				return fmt.Errorf("%s: %w", file.Path, err)
-			}
-		}
 		if file.Prepend {
 			f.prepend[p] = file
 			if content, err = f.root.ReadFile(p); errors.Is(err, fs.ErrNotExist) {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
 )
 
@@ -35,7 +36,7 @@ func rec(name string, scripts bool) record {
 func (im image) finish(t *testing.T) ([]string, error) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		skip(t, "files of other owners can only be made by root")
+		citest.Skip(t, "files of other owners can only be made by root")
 	}
 	root, meta, out := t.TempDir(), t.TempDir(), t.TempDir()
 	for _, r := range im.records {
@@ -67,7 +68,7 @@ func (im image) finish(t *testing.T) ([]string, error) {
 	if im.plan.Database == "" {
 		im.plan.Database = plan.Dpkg
 	}
-	err = runFinish(t.Context(), im.plan, im.table, root, "", out, []string{meta})
+	err = runFinish(t.Context(), im.plan, im.table, root, out, []string{meta})
 	if err != nil {
 		return nil, err
 	}
@@ -189,10 +190,7 @@ func TestCheck(t *testing.T) {
 
 // The hash is OpenSSL's, whatever the subject looks like.
 func TestSubjectHash(t *testing.T) {
-	openssl, err := exec.LookPath("openssl")
-	if err != nil {
-		skip(t, "openssl is not installed")
-	}
+	openssl := citest.Program(t, "openssl", "apt-get install openssl")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)

@@ -12,12 +12,13 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
 )
 
 func TestGo(t *testing.T) {
 	if os.Geteuid() != 0 {
-		skip(t, "files of other owners can only be made by root")
+		citest.Skip(t, "files of other owners can only be made by root")
 	}
 	const prefix = "golang.org/toolchain@v0.0.1-go1.99.linux-amd64/"
 	layOut := func(files map[string]string) ([]string, error) {
@@ -66,7 +67,7 @@ func TestGo(t *testing.T) {
 
 func TestNPM(t *testing.T) {
 	if os.Geteuid() != 0 {
-		skip(t, "files of other owners can only be made by root")
+		citest.Skip(t, "files of other owners can only be made by root")
 	}
 	layOut := func(node, npm []member) ([]string, error) {
 		in, out := t.TempDir(), t.TempDir()

@@ -23,6 +23,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
 )
 
@@ -109,7 +110,7 @@ func (p pkg) licensed() pkg {
 func unpackAll(t *testing.T, parallel int, db plan.Database, pkgs ...pkg) (out, meta string, err error) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		skip(t, "files of other owners can only be made by root")
+		citest.Skip(t, "files of other owners can only be made by root")
 	}
 	in, out, meta := t.TempDir(), t.TempDir(), t.TempDir()
 	p := plan.Group{Epoch: epoch, Arch: "amd64", Database: db, Paths: plan.Slim}
@@ -121,15 +122,6 @@ func unpackAll(t *testing.T, parallel int, db plan.Database, pkgs ...pkg) (out, 
 		p.Packages = append(p.Packages, plan.Package{Input: plan.Input{File: k.name + ".deb", SHA256: digest.FromBytes(b)}, Name: k.name, Version: "1.0", Arch: "amd64"})
 	}
 	return out, meta, Group(t.Context(), p, in, out, meta, parallel)
-}
-
-// skip skips a test, but never in CI.
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // listing describes a rootfs in lines: path, mode, owner, time and content.
@@ -384,10 +376,7 @@ func sparseTar(t *testing.T) []byte {
 // xzOf compresses with Debian's xz-utils.
 func xzOf(t *testing.T, b []byte) []byte {
 	t.Helper()
-	if _, err := exec.LookPath("xz"); err != nil {
-		skip(t, "xz is not installed: apt-get install xz-utils")
-	}
-	cmd := exec.Command("xz", "--compress", "--stdout")
+	cmd := exec.Command(citest.Program(t, "xz", "apt-get install xz-utils"), "--compress", "--stdout")
 	cmd.Stdin = bytes.NewReader(b)
 	out, err := cmd.Output()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
@@ -166,7 +167,7 @@ func writeFile(name string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	return lock.WriteFile(name, data)
+	return atomicfile.Write(name, data, 0o644)
 }
 
 // linkFile gives a file a second name, replacing what has that name.

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/debian"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
@@ -90,7 +91,7 @@ func (c *Config) save(l *lock.Lock, texts map[string][]byte) error {
 		}
 	}
 	for name, text := range texts {
-		if err := lock.WriteFile(filepath.Join(dir, name), text); err != nil {
+		if err := atomicfile.Write(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/mod/sumdb/dirhash"
 	"golang.org/x/mod/sumdb/note"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/debian/debiantest"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
@@ -190,15 +190,7 @@ func (w *world) json(t *testing.T, file string, v any) {
 }
 
 // needApt skips where apt-get is missing, but never in CI.
-func needApt(t *testing.T) {
-	if _, err := exec.LookPath("apt-get"); err == nil {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("CI must have apt-get: lock:update resolves with it")
-	}
-	t.Skip("apt-get is not on this machine")
-}
+func needApt(t *testing.T) { citest.Program(t, "apt-get", "lock:update resolves with it") }
 
 func (w *world) update(t *testing.T) []string {
 	t.Helper()

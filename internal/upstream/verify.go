@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/mod/sumdb/dirhash"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
@@ -25,7 +25,7 @@ func (c *Config) Verify(ctx context.Context, full bool) error {
 	if err != nil {
 		return err
 	}
-	root, err := buildkit.TempRoot(c.Env)
+	root, err := cache.Temp(c.Env)
 	if err != nil {
 		return err
 	}

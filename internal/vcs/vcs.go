@@ -115,10 +115,13 @@ func at(ctx context.Context, dir, commit string) bool {
 // hidden is an error without the user and password of the URLs in its text.
 type hidden struct{ error }
 
-func (h hidden) Error() string { return userinfo.ReplaceAllString(h.error.Error(), "://") }
+func (h hidden) Error() string { return Redact(h.error.Error()) }
 func (h hidden) Unwrap() error { return h.error }
 
-// Git itself leaves out a password, but not a user, who may be a token.
+// Redact takes the users and passwords out of URLs. Git itself leaves out a
+// password, but not a user, who may be a token.
+func Redact(s string) string { return userinfo.ReplaceAllString(s, "://") }
+
 var userinfo = regexp.MustCompile(`://[^/\s]*@`)
 
 func git(ctx context.Context, dir string, args ...string) (string, error) {

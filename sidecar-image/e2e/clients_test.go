@@ -14,8 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 type withHeaders struct{ headers map[string]string }
@@ -165,9 +166,7 @@ await client.close();
 
 // A client that shares no code with the server.
 func TestTypeScriptClient(t *testing.T) {
-	if _, err := exec.LookPath("npm"); err != nil {
-		enginetest.Skip(t, "npm is not installed")
-	}
+	citest.Program(t, "npm", "apt-get install npm")
 	s := start(t, "runc", nil)
 	dir := t.TempDir()
 	for name, content := range map[string]string{"package.json": `{"private":true,"type":"module"}`, "client.js": tsClient} {
@@ -178,7 +177,7 @@ func TestTypeScriptClient(t *testing.T) {
 	install := exec.Command("npm", "install", "--no-audit", "--no-fund", "@modelcontextprotocol/sdk@1.32.2")
 	install.Dir = dir
 	if out, err := install.CombinedOutput(); err != nil {
-		enginetest.Skip(t, "npm could not install the TypeScript SDK: %v\n%s", err, out)
+		citest.Skip(t, "npm could not install the TypeScript SDK: %v\n%s", err, out)
 	}
 	run := exec.Command("node", "client.js", s.URL+"/mcp", token)
 	run.Dir = dir

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // A network only where the operator allows it and the caller asks for it.
@@ -61,6 +61,6 @@ func address(t *testing.T) string {
 			return n.IP.String()
 		}
 	}
-	enginetest.Skip(t, "the machine has no address but loopback, so no session could reach it")
+	citest.Skip(t, "the machine has no address but loopback, so no session could reach it")
 	return ""
 }

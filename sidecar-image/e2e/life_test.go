@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // A sidecar that is killed at random moments under load loses no session that
@@ -448,7 +448,7 @@ func small(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755,size="+size); err != nil {
-		enginetest.Skip(t, "no file system of a known size can be mounted here: %v", err)
+		citest.Skip(t, "no file system of a known size can be mounted here: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	return dir

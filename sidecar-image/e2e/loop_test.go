@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
@@ -19,7 +20,7 @@ func compileTestFix(t *testing.T, s *sidecar, again func(), outlive bool) {
 	for _, args := range []m{{}, {"workspace": "loop"}} {
 		id := c.open(args)
 		if a := c.exec(id, "command -v go cargo"); a.IsError {
-			enginetest.Skip(t, "the session image has no Go and Rust: set SANDBOX_TEST_IMAGE to the built one")
+			citest.Skip(t, "the session image has no Go and Rust: set SANDBOX_TEST_IMAGE to the built one")
 		}
 		write := func(path, content string) {
 			t.Helper()

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
@@ -58,12 +58,10 @@ func guide(t *testing.T, text string) string {
 func dist(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat("../../dist/release.json"); err != nil {
-		enginetest.Skip(t, "there is no dist: run `go run mage.go dist` first")
+		citest.Skip(t, "there is no dist: run `go run mage.go dist` first")
 	}
 	for _, program := range []string{"podman", "jq", "curl", "openssl"} {
-		if _, err := exec.LookPath(program); err != nil {
-			enginetest.Skip(t, "%s is not installed, which the README uses", program)
-		}
+		citest.Program(t, program, "the README uses it")
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/tonistiigi/fsutil"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 )
 
 // bk runs a container as one BuildKit step: its result is a file that is
@@ -43,7 +44,7 @@ func BuildKit(ctx context.Context, o buildkit.Options) (Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	tmp, err := buildkit.TempRoot(o.Getenv)
+	tmp, err := cache.Temp(o.Getenv)
 	if err != nil {
 		return nil, err
 	}

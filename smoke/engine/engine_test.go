@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
@@ -87,12 +88,7 @@ func image(t *testing.T) *Image {
 // podman is the real engine with an image loaded; CI never skips it.
 func podman(t *testing.T) (Engine, *Image) {
 	t.Helper()
-	if _, err := exec.LookPath("podman"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("podman is not installed, and CI must have it")
-		}
-		t.Skip("podman is not installed")
-	}
+	citest.Program(t, "podman", "apt-get install podman runc")
 	e, err := Podman(t.Context(), t.TempDir(), t.Output())
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
@@ -64,7 +64,7 @@ func runBenchRelease(ctx context.Context, env environment, args []string) error 
 	if flags.NArg() != 2 {
 		return errors.New("bench-release takes two dist folders: the first release, and one in which the programs changed")
 	}
-	space, err := buildkit.TempRoot(env.getenv)
+	space, err := cache.Temp(env.getenv)
 	if err != nil {
 		return err
 	}

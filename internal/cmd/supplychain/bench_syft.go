@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 
 	"github.com/loomcycle/loomcycle-images/images"
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
@@ -39,7 +39,7 @@ func benchSyft(ctx context.Context, env environment, root, folder, program strin
 	if err != nil {
 		return "", err
 	}
-	tmp, err := buildkit.TempRoot(os.Getenv)
+	tmp, err := cache.Temp(os.Getenv)
 	if err != nil {
 		return "", err
 	}

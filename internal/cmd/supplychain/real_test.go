@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
@@ -68,7 +69,7 @@ func TestReleaseOfARealImage(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", args, err, log.String())
 		}
 	}
-	skopeo := registrytest.Tool(t, "skopeo", "apt-get install skopeo")
+	skopeo := citest.Program(t, "skopeo", "apt-get install skopeo")
 	raw, err := exec.CommandContext(t.Context(), skopeo, "inspect", "--tls-verify=false", "--raw", "docker://"+address+"/"+name+":"+one.Version).Output()
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -15,8 +14,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/pins"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/release"
@@ -91,7 +91,7 @@ func writeSignatures(ctx context.Context, env environment, folder string, r *dis
 }
 
 func signer(ctx context.Context, env environment) (*signing.Signer, string, error) {
-	cache, err := buildkit.CacheDir(env.getenv)
+	cache, err := cache.Dir(env.getenv)
 	if err != nil {
 		return nil, "", err
 	}
@@ -102,7 +102,7 @@ func signer(ctx context.Context, env environment) (*signing.Signer, string, erro
 }
 
 func trust(ctx context.Context, env environment) (*signing.Trust, error) {
-	cache, err := buildkit.CacheDir(env.getenv)
+	cache, err := cache.Dir(env.getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +277,7 @@ func publication(flags *flag.FlagSet, env environment) func(context.Context) (re
 		if err := o.Config.Resolve(env.getenv, env.notice); err != nil {
 			return o, err
 		}
-		cache, err := buildkit.CacheDir(env.getenv)
+		cache, err := cache.Dir(env.getenv)
 		if err != nil {
 			return o, err
 		}
@@ -361,10 +361,8 @@ func hooks(env environment, o *release.Options) error {
 		for _, a := range command {
 			argv = append(argv, strings.ReplaceAll(a, "{refs}", f.Name()))
 		}
-		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd := host.Command(ctx, argv[0], argv[1:]...)
 		cmd.Stdout, cmd.Stderr = env.log, env.log
-		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-		cmd.WaitDelay = 30 * time.Second
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/images"
-	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
@@ -46,7 +46,7 @@ func runSBOM(ctx context.Context, env environment, args []string) error {
 	if ctx, err = sbom.WithLicences(ctx); err != nil {
 		return err
 	}
-	tmp, err := buildkit.TempRoot(env.getenv)
+	tmp, err := cache.Temp(env.getenv)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
@@ -48,24 +49,11 @@ func Start(t testing.TB, k Kind) string {
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
-// Tool finds a program or skips the test; in CI it fails.
-func Tool(t testing.TB, name, from string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%s is missing: %s", name, from)
-		}
-		t.Skipf("%s is missing: %s", name, from)
-	}
-	return path
-}
-
 // StartDistribution runs docker-registry over a folder, with more configuration
 // if given, and waits until it answers.
 func StartDistribution(t testing.TB, folder, more string) string {
 	t.Helper()
-	program := Tool(t, "docker-registry", "apt-get install docker-registry")
+	program := citest.Program(t, "docker-registry", "apt-get install docker-registry")
 	address := freeport.Address(t)
 	config := filepath.Join(t.TempDir(), "config.yml")
 	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n%s", folder, address, more)

@@ -29,6 +29,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 )
@@ -93,12 +94,12 @@ func tool(t testing.TB, name, pkg string) string {
 	if testing.Short() {
 		t.Skip("building " + name + " takes minutes")
 	}
-	cache, err := os.UserCacheDir()
+	dir, err := cache.Dir(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, here, _, _ := runtime.Caller(0)
-	program := filepath.Join(cache, "loomcycle-images", "bin", name)
+	program := filepath.Join(dir, "bin", name)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, pkg)
 	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..", "..", "tools", "sigstore")
 	if out, err := cmd.CombinedOutput(); err != nil {

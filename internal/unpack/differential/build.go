@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/unpack"
 	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
@@ -102,7 +102,7 @@ func (j *Job) Unpacked(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := unpack.Finish(ctx, fin, root, "", out, metas); err != nil {
+	if err := unpack.Finish(ctx, fin, root, out, metas); err != nil {
 		return "", fmt.Errorf("finish: %w", err)
 	}
 	return root, overlay(out, root)
@@ -207,11 +207,9 @@ func (j *Job) mmdebstrap(ctx context.Context, out string) error {
 	for _, p := range plan.Slim {
 		args = append(args, "--dpkgopt="+p)
 	}
-	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, "trixie", out, "deb [trusted=yes] copy:"+repo+" ./")...)
+	cmd := host.Command(ctx, "mmdebstrap", append(args, "trixie", out, "deb [trusted=yes] copy:"+repo+" ./")...)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(j.Lock.Epoch, 10), "LC_ALL=C.UTF-8")
 	cmd.Stdout, cmd.Stderr = j.Log, j.Log
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("mmdebstrap: %w", err)
 	}

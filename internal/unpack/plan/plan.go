@@ -10,7 +10,6 @@ import "github.com/opencontainers/go-digest"
 type Input struct {
 	File   string        `json:"file"`   // path below the -in folder
 	SHA256 digest.Digest `json:"sha256"` // sha256:...
-	Size   int64         `json:"size,omitempty"`
 }
 
 // Package is one .deb and what it must turn out to be.
@@ -56,12 +55,13 @@ type Finish struct {
 	Groups []AccountGroup `json:"groups,omitempty"`
 	// SubIDs gives a user name its range in /etc/subuid and /etc/subgid.
 	SubIDs []SubID `json:"sub_ids,omitempty"`
-	// Suites turns apt's own example debian.sources into /etc/apt/sources.list.d;
+	// AptSources turns apt's own example debian.sources into /etc/apt/sources.list.d;
 	// Backports adds a stanza for the backports suite with the same mirror.
 	AptSources bool   `json:"apt_sources,omitempty"`
 	Backports  bool   `json:"backports,omitempty"`
 	Locale     string `json:"locale,omitempty"` // LANG of /etc/locale.conf, say C.UTF-8
-	// Dirs, Files and Links are added last and may replace what is there.
+	// Dirs, Files and Links may replace what a group has, and come before what
+	// the packages' scripts would do, which then leaves them alone.
 	Dirs  []Dir  `json:"dirs,omitempty"`
 	Files []File `json:"files,omitempty"`
 	Links []Link `json:"links,omitempty"`
@@ -72,16 +72,14 @@ type User struct {
 	Name  string `json:"name"`
 	UID   int    `json:"uid"`
 	GID   int    `json:"gid"`
-	Gecos string `json:"gecos,omitempty"`
 	Home  string `json:"home"`
 	Shell string `json:"shell"`
 }
 
 // AccountGroup is a line of /etc/group.
 type AccountGroup struct {
-	Name    string   `json:"name"`
-	GID     int      `json:"gid"`
-	Members []string `json:"members,omitempty"`
+	Name string `json:"name"`
+	GID  int    `json:"gid"`
 }
 
 // SubID is a user's range of subordinate ids.
@@ -99,7 +97,7 @@ type Dir struct {
 	GID  int    `json:"gid"`
 }
 
-// File is a regular file: either Content, or Input, copied from the -in folder.
+// File is a regular file.
 type File struct {
 	Path    string `json:"path"`
 	Mode    string `json:"mode,omitempty"` // octal; default 0644
@@ -107,7 +105,6 @@ type File struct {
 	GID     int    `json:"gid"`
 	Content string `json:"content,omitempty"`
 	Prepend bool   `json:"prepend,omitempty"` // before the content that a package has there
-	Input   *Input `json:"input,omitempty"`
 }
 
 // Link is a symbolic link.

@@ -14,6 +14,8 @@ import (
 	"testing/iotest"
 
 	oracle "github.com/therootcompany/xz"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 const maxDict = 64 << 20
@@ -21,13 +23,7 @@ const maxDict = 64 << 20
 // compress runs Debian's xz-utils.
 func compress(t testing.TB, data []byte, args ...string) []byte {
 	t.Helper()
-	program, err := exec.LookPath("xz")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("xz is not installed: apt-get install xz-utils")
-		}
-		t.Skip("xz is not installed: apt-get install xz-utils")
-	}
+	program := citest.Program(t, "xz", "apt-get install xz-utils")
 	cmd := exec.Command(program, append([]string{"--compress", "--stdout"}, args...)...)
 	cmd.Stdin = bytes.NewReader(data)
 	var stderr bytes.Buffer

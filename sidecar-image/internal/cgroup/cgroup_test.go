@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // mount finds a cgroup v2 that may be written: the only one, or that of a hybrid
@@ -25,7 +25,7 @@ func mount(t *testing.T) string {
 			return f[4]
 		}
 	}
-	enginetest.Skip(t, "no cgroup v2 is mounted here")
+	citest.Skip(t, "no cgroup v2 is mounted here")
 	return ""
 }
 
@@ -34,7 +34,7 @@ func mount(t *testing.T) string {
 func TestMakeRoom(t *testing.T) {
 	root := filepath.Join(mount(t), fmt.Sprintf("loomcycle-test-%d", os.Getpid()))
 	if err := os.Mkdir(root, 0o755); err != nil {
-		enginetest.Skip(t, "cgroups cannot be made here: %v", err)
+		citest.Skip(t, "cgroups cannot be made here: %v", err)
 	}
 	var started []*exec.Cmd
 	t.Cleanup(func() {

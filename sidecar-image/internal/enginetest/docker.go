@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
@@ -35,7 +36,7 @@ func NewDocker(t testing.TB) *Docker {
 	t.Helper()
 	p := New(t)
 	if !dockertest.Programs(t) {
-		Skip(t, "docker is not installed (apt-get install docker.io docker-cli)")
+		citest.Skip(t, "docker is not installed (apt-get install docker.io docker-cli)")
 	}
 	cache, err := cacheDir()
 	if err != nil {
@@ -62,7 +63,7 @@ func NewDocker(t testing.TB) *Docker {
 	}
 	t.Cleanup(d.Stop)
 	if err := d.Start(); err != nil {
-		Skip(t, "docker does not run on this host: %v", err)
+		citest.Skip(t, "docker does not run on this host: %v", err)
 	}
 	if d.Image, err = d.Load(p, p.Image); err != nil {
 		t.Fatal(err)

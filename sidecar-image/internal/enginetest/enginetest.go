@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
@@ -40,15 +42,6 @@ var (
 	pulled string
 )
 
-// Skip ends the test with the reason, as a failure under CI.
-func Skip(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatalf("under CI this must not be skipped: "+format, args...)
-	}
-	t.Skipf(format, args...)
-}
-
 // New returns a podman with a session image in its storage: SANDBOX_TEST_IMAGE
 // (anything that podman pulls), else the one in dist, else a stand-in.
 func New(t testing.TB) *Podman {
@@ -56,10 +49,10 @@ func New(t testing.TB) *Podman {
 	setup.Lock()
 	defer setup.Unlock()
 	if os.Getuid() != 0 {
-		Skip(t, "the test needs root for podman with private storage")
+		citest.Skip(t, "the test needs root for podman with private storage")
 	}
 	if _, err := exec.LookPath("podman"); err != nil {
-		Skip(t, "podman is not installed")
+		citest.Skip(t, "podman is not installed")
 	}
 	cache, err := cacheDir()
 	if err != nil {
@@ -93,7 +86,7 @@ func New(t testing.TB) *Podman {
 		return p
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		Skip(t, "no session image: set SANDBOX_TEST_IMAGE, or install mmdebstrap for a stand-in")
+		citest.Skip(t, "no session image: set SANDBOX_TEST_IMAGE, or install mmdebstrap for a stand-in")
 	}
 	rootfs := filepath.Join(cache, "standin.tar")
 	if _, err := os.Stat(rootfs); err != nil {
@@ -101,7 +94,7 @@ func New(t testing.TB) *Podman {
 		tmp := rootfs + ".partial.tar"
 		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3-minimal,make", "trixie", tmp).CombinedOutput()
 		if err != nil {
-			Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
+			citest.Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
 		}
 		if err := os.Rename(tmp, rootfs); err != nil {
 			t.Fatal(err)
@@ -204,7 +197,7 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	t.Helper()
 	path, err := exec.LookPath(runtime)
 	if err != nil {
-		Skip(t, "%s is not installed", runtime)
+		citest.Skip(t, "%s is not installed", runtime)
 	}
 	args := []string{"--runtime", path}
 	if runtime == "runsc" {
@@ -220,7 +213,7 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	}
 }
 
-// unusable skips, as Skip does, for a runtime that starts no container. What CI may
+// unusable skips, as citest.Skip does, for a runtime that starts no container. What CI may
 // lack is crun where cgroups v1 and v2 are both mounted: it refuses that, and no package
 // brings another kernel.
 func unusable(t testing.TB, runtime string, out []byte) {
@@ -228,7 +221,7 @@ func unusable(t testing.TB, runtime string, out []byte) {
 	if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil && runtime == "crun" {
 		t.Skipf("crun refuses the hybrid of cgroups v1 and v2 of this host: %s", out)
 	}
-	Skip(t, "%s starts no container on this host: %s", runtime, out)
+	citest.Skip(t, "%s starts no container on this host: %s", runtime, out)
 }
 
 // Open starts the engine and closes it with the test.
@@ -249,11 +242,11 @@ func Agent() (string, error) {
 	if agent != "" {
 		return agent, nil
 	}
-	cache, err := cacheDir()
+	dir, err := cacheDir()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(cache, "session-agent")
+	path := filepath.Join(dir, "session-agent")
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -265,13 +258,9 @@ func Agent() (string, error) {
 }
 
 func cacheDir() (string, error) {
-	dir := os.Getenv("LOOMCYCLE_CACHE")
-	if dir == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			return "", err
-		}
-		dir = filepath.Join(base, "loomcycle-images")
+	dir, err := cache.Dir(os.Getenv)
+	if err != nil {
+		return "", err
 	}
 	dir = filepath.Join(dir, "sandbox-test")
 	return dir, os.MkdirAll(dir, 0o755)

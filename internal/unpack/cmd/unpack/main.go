@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		return unpack.Finish(ctx, p, f.root, f.in, f.out, f.meta)
+		return unpack.Finish(ctx, p, f.root, f.out, f.meta)
 	case "go":
 		p, err := read[plan.Go](f.plan)
 		if err != nil {
