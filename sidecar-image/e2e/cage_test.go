@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -133,6 +134,7 @@ func TestCage(t *testing.T) {
 		c.call("sandbox_write", m{"session_id": id, "path": "path-of-mine/../../x", "content": "content-of-mine"})
 		c.call("sandbox_close", m{"session_id": id})
 		eventually(t, 5*time.Second, "the close is logged", func() bool { return strings.Contains(s.log.String(), `"session closed"`) })
+		calls := map[string]bool{}
 		for _, line := range strings.Split(strings.TrimSpace(s.log.String()), "\n") {
 			var entry map[string]any
 			if err := json.Unmarshal([]byte(line), &entry); err != nil {
@@ -140,6 +142,14 @@ func TestCage(t *testing.T) {
 			}
 			if entry["msg"] == "session closed" && entry["session"] == id && (entry["principal"] != "shared" || entry["run"] != "run-1") {
 				t.Errorf("the close is logged as %s", line)
+			}
+			if entry["session"] == id && entry["principal"] == "shared" && entry["run"] == "run-1" {
+				calls[fmt.Sprint(entry["msg"], ", ", entry["tool"], ", ", entry["kind"])] = true
+			}
+		}
+		for _, want := range []string{"call, sandbox_open, ", "call, sandbox_exec, ", "call failed, sandbox_write, wrong_argument", "call, sandbox_close, "} {
+			if !calls[want] {
+				t.Errorf("the log of the session has no %q, but %v", want, calls)
 			}
 		}
 		for _, private := range []string{"of-mine", "s3cret", token} {

@@ -68,11 +68,12 @@ func TestRefusedAtBoot(t *testing.T) {
 		"no token":          {map[string]string{"SANDBOX_AUTH_TOKEN": ""}, "SANDBOX_AUTH_TOKEN is not set"},
 		"anon on all":       {map[string]string{"SANDBOX_AUTH_TOKEN": "", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:0"}, "loopback"},
 		"missing runtime":   {map[string]string{"PATH": onlyPodman(t)}, "SANDBOX_RUNTIME=runc needs the program runc"},
+		"broken runtime":    {map[string]string{"PATH": brokenRunc(t) + ":/usr/sbin:/usr/bin:/sbin:/bin"}, "a trial session does not start with SANDBOX_RUNTIME=\"runc\""},
 		"missing image":     {map[string]string{"SANDBOX_IMAGE": "localhost/none:1"}, "localhost/none:1"},
 		"no engine":         {map[string]string{"PATH": t.TempDir()}, "needs podman on the sidecar's PATH"},
 		"missing key set":   {map[string]string{"SANDBOX_IDENTITY_JWKS": "/nonexistent"}, "SANDBOX_IDENTITY_JWKS"},
 		"missing agent":     {map[string]string{"SANDBOX_AGENT": "/nonexistent"}, "SANDBOX_AGENT"},
-		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, kata()},
+		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, "needs a docker whose host has /dev/kvm"},
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
@@ -96,14 +97,6 @@ func TestRefusedAtBoot(t *testing.T) {
 			}
 		})
 	}
-}
-
-// kata is what a machine lacks for it.
-func kata() string {
-	if _, err := os.Stat("/dev/kvm"); err != nil {
-		return "this machine has no /dev/kvm"
-	}
-	return "SANDBOX_RUNTIME=kata needs the program kata-runtime"
 }
 
 // policy is one that no image here meets.
@@ -229,6 +222,16 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 			t.Errorf("left are %v, %v", left, err)
 		}
 	})
+}
+
+// brokenRunc is a PATH with a runc that starts nothing.
+func brokenRunc(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // onlyPodman is a PATH with podman and nothing else.

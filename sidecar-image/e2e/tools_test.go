@@ -154,7 +154,7 @@ func TestOpenArguments(t *testing.T) {
 	if want := "629145600 629145600 64 500000000 none true 1000:1000 [] [no-new-privileges]"; in != want {
 		t.Errorf("the container is\n%s instead of\n%s", in, want)
 	}
-	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.2 keeps the sticky bit of the image's folder
+	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.1.8 keeps the sticky bit of the image's folder
 		t.Errorf("inside: %q", a.Text)
 	}
 	c.open(m{})
