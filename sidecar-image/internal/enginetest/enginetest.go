@@ -213,7 +213,7 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	}
 }
 
-// unusable skips, as Skip does, for a runtime that starts no container. What CI may
+// unusable skips, as citest.Skip does, for a runtime that starts no container. What CI may
 // lack is crun where cgroups v1 and v2 are both mounted: it refuses that, and no package
 // brings another kernel.
 func unusable(t testing.TB, runtime string, out []byte) {
