@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
 	"strconv"
 	"strings"
 
@@ -141,7 +140,7 @@ func locate(n *yaml.Node, pointer []string) (line int, where string) {
 		names = append(names, key)
 	}
 	if len(names) == 0 {
-		return n.Line, path.Base("the file")
+		return n.Line, "the file"
 	}
 	return n.Line, strings.Join(names, " ")
 }

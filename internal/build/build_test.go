@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// prebuilt compiles the reference runtime for both platforms.
+// prebuilt compiles the stand-in runtime for both platforms.
 func prebuilt(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
