@@ -4,6 +4,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -520,6 +521,11 @@ func (b *builder) secrets() map[string][]byte {
 	if b.runtime.web { // the registry that Node comes from, wherever it is named
 		if urls, err := b.sources.mirrors.Candidates(lock.Source{Kind: lock.KindNPM}); err == nil {
 			out[images.SecretNPMRegistry] = []byte(urls[0])
+		}
+	}
+	for _, name := range images.ProxyVariables() {
+		if v := cmp.Or(b.Getenv(name), b.Getenv(strings.ToLower(name))); v != "" {
+			out[name] = []byte(v)
 		}
 	}
 	for _, file := range []string{b.Getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"} {

@@ -95,7 +95,12 @@ func sweep(dir string, getenv func(string) string) {
 	defer cancel()
 	for _, home := range cache.Daemons(dir) {
 		d, err := NewDaemon(Options{Getenv: getenv, Log: io.Discard, CacheDir: filepath.Dir(filepath.Dir(home)), Private: filepath.Base(home)})
-		if err == nil && (d.used() || d.Down(ctx) != nil) {
+		if err != nil {
+			continue
+		}
+		release, used := d.reserve()
+		release()
+		if used || d.Down(ctx) != nil {
 			return
 		}
 	}

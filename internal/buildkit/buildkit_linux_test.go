@@ -336,11 +336,24 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 }
 
 // A changed configuration replaces a daemon that nobody uses.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestChangedConfigurationRestarts(t *testing.T) {
 	d, opts, log := fresh(t, nil)
 	user := up(t, d)
 	before, _ := d.running()
 	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
+	opts.Log = writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "restarting") {
+			if leave, err := d.join(); err == nil {
+				leave()
+				t.Error("a process can join a daemon that is about to be stopped")
+			}
+		}
+		return log.Write(line)
+	})
 	changed, err := NewDaemon(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -416,7 +429,7 @@ func steps(t *testing.T) (run func(name string, args []string, opts ...llb.RunOp
 		t.Fatal(err)
 	}
 	run = func(name string, args []string, opts ...llb.RunOption) llb.ExecState {
-		program := llb.AddMount("/t", llb.Local("t", llb.WithCustomName("[t] test program")), llb.Readonly)
+		program := llb.AddMount("/t", llb.Local("t", llb.WithCustomName("send the test program")), llb.Readonly)
 		return llb.Scratch().Run(append(opts, program, llb.Args(append([]string{"/t/step"}, args...)), llb.WithCustomName(name))...)
 	}
 	return run, map[string]fsutil.FS{"t": fs}
@@ -444,17 +457,18 @@ func TestStepsAndNetwork(t *testing.T) {
 	b := connected(t, opts)
 	// The daemon uses the host's network for steps that don't refuse one: no
 	// CNI plugin and no entitlement is needed to download modules.
-	online := run("[online] get", []string{"get", srv.URL}).Root()
-	offline := run("[offline] look", []string{"offline"}, llb.Network(llb.NetModeNone)).Root()
+	online := run("get online", []string{"get", srv.URL}).Root()
+	offline := run("look offline", []string{"offline"}, llb.Network(llb.NetModeNone)).Root()
 	_, err := b.Solve(t.Context(),
 		Job{Name: "online", Definition: marshal(t, online), Opt: client.SolveOpt{LocalMounts: locals}},
 		Job{Name: "offline", Definition: marshal(t, offline), Opt: client.SolveOpt{LocalMounts: locals}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"[online] get", "[offline] look", "[t] test program"} {
-		if !strings.Contains(log.String(), name) {
-			t.Errorf("the display lacks %q", name)
+	for _, name := range []string{"get online", "look offline", "send the test program"} {
+		// Without the name of a job: one of the three steps is of both.
+		if !strings.Contains(log.String(), name) || strings.Contains(log.String(), "] "+name) {
+			t.Errorf("the display lacks %q, or has it as a job's:\n%s", name, log)
 		}
 	}
 	if err := d.Down(t.Context()); err != nil {

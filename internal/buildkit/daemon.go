@@ -268,12 +268,12 @@ func (d *Daemon) join() (leave func(), err error) {
 
 func (d *Daemon) users() *flock.Flock { return flock.New(filepath.Join(d.dir, "users")) }
 
-// used tells whether a process has joined.
-func (d *Daemon) used() bool {
+// reserve keeps others from joining until release is called, unless a process
+// has joined already.
+func (d *Daemon) reserve() (release func(), used bool) {
 	l := d.users()
 	ok, err := l.TryLock()
-	defer l.Unlock()
-	return err == nil && !ok
+	return func() { l.Unlock() }, err == nil && !ok
 }
 
 // Up returns the daemon, starting it when it is not up. What an earlier one
@@ -316,10 +316,13 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 		switch {
 		case err == nil && r.Key == p.key:
 			return n, nil
-		case err == nil && d.used():
-			d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
-			return n, nil
 		case err == nil:
+			release, used := d.reserve()
+			defer release()
+			if used {
+				d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
+				return n, nil
+			}
 			n.Close()
 			d.opts.notice("restarting the private buildkitd: its version or configuration has changed")
 			err = d.stop(r)
@@ -442,7 +445,9 @@ func (d *Daemon) Down(ctx context.Context) error {
 	}
 	defer unlock()
 	if r, ok := d.running(); ok {
-		if d.used() {
+		release, used := d.reserve()
+		defer release()
+		if used {
 			d.opts.notice("stopping the private buildkitd while it is in use")
 		}
 		if err := d.stop(r); err != nil {

@@ -19,24 +19,30 @@ import (
 	"github.com/sigstore/cosign/v2/cmd/cosign/cli/sign"
 	"github.com/sigstore/cosign/v2/pkg/oci"
 	ociremote "github.com/sigstore/cosign/v2/pkg/oci/remote"
-	"github.com/sigstore/sigstore-go/pkg/root"
 	"github.com/sigstore/sigstore/pkg/signature/dsse"
 	"github.com/sigstore/sigstore/pkg/signature/payload"
 
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 )
 
+// CheckLegacy fails when there is no key to sign with in the tag scheme. Keyless
+// signatures in it have an entry in a Rekor 1, and could be told from a stranger's
+// only by that and their certificate.
+func (c Config) CheckLegacy() error {
+	if c.Keyless {
+		return errors.New("cosign's older tag scheme (legacySignatures) is signed with a key, which podman, CRI-O and skopeo are given: set COSIGN_KEY, or leave legacySignatures out")
+	}
+	return nil
+}
+
 // Legacy also signs a digest in cosign's older tag scheme (sha256-HEX.sig and
 // .att), for clients that know no bundles: podman, CRI-O, skopeo, older cosign.
 // These signatures name the repository, so they are made per registry, by
 // cosign's own commands. What this signer has put there already is left as it is,
 // type by type: a run that was killed between two attestations is finished by the
-// next. What another put there is added to.
-//
-// Keyless there would be no telling whose signatures lie there already, as each
-// has a key of its own; see LegacyKey.
+// next. What another put there is added to. No transparency log is told of them.
 func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository string, subject v1.Hash, bundles []Attachment) error {
-	if err := s.LegacyKey(); err != nil {
+	if err := s.config.CheckLegacy(); err != nil {
 		return err
 	}
 	repo, err := c.Repository(repository)
@@ -49,17 +55,9 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		return err
 	}
 	ko := options.KeyOpts{KeyRef: s.file, PassFunc: func(bool) ([]byte, error) { return s.password, nil }, SkipConfirmation: true}
-	log := s.sigs != nil && len(s.sigs.RekorLogURLs()) > 0
-	if log { // these commands speak Rekor's first API only
-		rekor, err := root.SelectService(s.sigs.RekorLogURLs(), []uint32{1}, time.Now())
-		if err != nil {
-			return fmt.Errorf("signatures in the older tag scheme are logged in a Rekor 1, and the signing configuration names none; leave SIGNING_LOG away: %w", err)
-		}
-		ko.RekorURL = rekor.URL
-	}
 	reg := options.RegistryOptions{RegistryClientOpts: c.Remote(ctx)}
 	if !signed {
-		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: log, Registry: reg}, []string{ref.String()})
+		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: false, Registry: reg}, []string{ref.String()})
 		if err != nil {
 			return fmt.Errorf("sign %s in the tag scheme: %w", ref, err)
 		}
@@ -88,18 +86,10 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		if err := f.Close(); err != nil {
 			return err
 		}
-		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: log, RekorEntryType: "dsse", Timeout: 5 * time.Minute}
+		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: false, RekorEntryType: "dsse", Timeout: 5 * time.Minute}
 		if err := a.Exec(ctx, ref.String()); err != nil {
 			return fmt.Errorf("attest the %s of %s in the tag scheme: %w", Title(b.PredicateType), ref, err)
 		}
-	}
-	return nil
-}
-
-// LegacyKey fails for a signer that can't sign in the older tag scheme.
-func (s *Signer) LegacyKey() error {
-	if s.keypair == nil {
-		return errors.New("the older tag scheme is signed with a key: set COSIGN_KEY, or take legacySignatures out of release.yaml")
 	}
 	return nil
 }

@@ -126,6 +126,26 @@ func TestDocumentsNameTargets(t *testing.T) {
 	}
 }
 
+// The commands that a release runs on what was pushed are targets, too.
+func TestHooksNameTargets(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "release.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c struct{ Hooks map[string][]string }
+	if err := yaml.Unmarshal(text, &c); err != nil || len(c.Hooks) != 2 {
+		t.Fatalf("%v, %v", c, err)
+	}
+	all := functions(t)
+	for name, argv := range c.Hooks {
+		target, args, found := strings.Cut(strings.TrimPrefix(strings.Join(argv, " "), "go run mage.go "), " ")
+		f, ok := all[target]
+		if !ok || len(strings.Fields(args)) != len(f.Args) || found && args != "{refs}" {
+			t.Errorf("the hook %s runs %q, which is no target or has other arguments", name, argv)
+		}
+	}
+}
+
 // documented reads the first column of every table of docs/CI.md.
 func documented(t *testing.T) map[string]bool {
 	t.Helper()

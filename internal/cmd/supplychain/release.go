@@ -5,9 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -187,6 +189,9 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 		_, checked, err := signing.VerifyImage(ctx, l, h, t)
 		fmt.Fprintln(env.out, i.Name)
 		printChecked(env, checked)
+		if err == nil {
+			err = l.Check(ctx, h) // what pulling it from a registry would show
+		}
 		if err != nil {
 			return err
 		}
@@ -311,11 +316,11 @@ func publisher(do func(context.Context, release.Options) error) func(context.Con
 		}
 		for _, r := range o.Config.Registries {
 			if r.LegacySignatures && o.Legacy == nil {
+				if err := signing.FromEnv(env.getenv, "").CheckLegacy(); err != nil {
+					return fmt.Errorf("%s: %w", r.Variable, err)
+				}
 				s, _, err := signer(ctx, env)
 				if err != nil {
-					return err
-				}
-				if err := s.LegacyKey(); err != nil {
 					return err
 				}
 				o.Legacy = s.Legacy
@@ -364,14 +369,24 @@ func hooks(env environment, o *release.Options) error {
 		for _, a := range command {
 			argv = append(argv, strings.ReplaceAll(a, "{refs}", f.Name()))
 		}
-		cmd := host.Command(ctx, argv[0], argv[1:]...)
-		cmd.Stdout, cmd.Stderr = env.log, env.log
-		if err := cmd.Run(); err != nil {
+		if err := group(ctx, env.log, 30*time.Second, argv); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}
 		return nil
 	}
 	return nil
+}
+
+// group runs a program that may start others, as `go run` does. When the context
+// ends all are interrupted, and what still runs a grace later is killed.
+func group(ctx context.Context, log io.Writer, grace time.Duration, argv []string) error {
+	cmd := host.Command(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = log, log, grace
+	err := cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the delay ends in the death of the first one only
+	}
+	return err
 }
 
 func runReleaseList(ctx context.Context, env environment, args []string) error {

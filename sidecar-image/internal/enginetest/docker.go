@@ -65,15 +65,7 @@ func NewDocker(t testing.TB) *Docker {
 	if err := d.Start(); err != nil {
 		citest.Skip(t, "docker does not run on this host: %v", err)
 	}
-	id, err := p.cmd("image", "inspect", "--format", "{{.Id}}", p.Image).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Image = "loomcycle-test:" + strings.TrimSpace(string(id))[:12]
-	if d.Command("image", "inspect", d.Image).Run() == nil {
-		return d
-	}
-	if err := d.load(p); err != nil {
+	if d.Image, err = d.Load(p, p.Image); err != nil {
 		t.Fatal(err)
 	}
 	// Those of earlier builds.
@@ -86,26 +78,34 @@ func NewDocker(t testing.TB) *Docker {
 	return d
 }
 
-// load copies podman's session image.
-func (d *Docker) load(p *Podman) error {
-	save, load := p.cmd("save", p.Image), d.Command("load", "--quiet")
+// Load copies an image of podman's, unless it is there, and returns its name.
+func (d *Docker) Load(p *Podman, image string) (string, error) {
+	id, err := p.cmd("image", "inspect", "--format", "{{.Id}}", image).Output()
+	if err != nil {
+		return "", fmt.Errorf("looking for %s: %w", image, err)
+	}
+	name := "loomcycle-test:" + strings.TrimSpace(string(id))[:12]
+	if d.Command("image", "inspect", name).Run() == nil {
+		return name, nil
+	}
+	save, load := p.cmd("save", image), d.Command("load", "--quiet")
 	pipe, err := save.StdoutPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	load.Stdin = pipe
 	if err := save.Start(); err != nil {
-		return err
+		return "", err
 	}
 	out, err := load.CombinedOutput()
 	if err = errors.Join(err, save.Wait()); err != nil {
-		return fmt.Errorf("loading the session image into docker: %w\n%s", err, out)
+		return "", fmt.Errorf("loading %s into docker: %w\n%s", image, err, out)
 	}
 	words := strings.Fields(string(out)) // "Loaded image ID: sha256:..." or "Loaded image: NAME"
-	if out, err := d.Command("tag", words[len(words)-1], d.Image).CombinedOutput(); err != nil {
-		return fmt.Errorf("tagging the session image: %w\n%s", err, out)
+	if out, err := d.Command("tag", words[len(words)-1], name).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("tagging %s: %w\n%s", image, err, out)
 	}
-	return nil
+	return name, nil
 }
 
 // Start starts the daemon and waits until it answers.
@@ -163,11 +163,7 @@ func (d *Docker) Command(args ...string) *exec.Cmd {
 func (d *Docker) Try(t testing.TB, runtime string) {
 	t.Helper()
 	out, err := d.Command("run", "--rm", "--runtime", runtime, "--network", "none", "--ulimit", "nofile=1024:1024", d.Image, "true").CombinedOutput()
-	if err == nil {
-		return
+	if err != nil {
+		unusable(t, runtime, out)
 	}
-	if runtime == "runc" {
-		citest.Skip(t, "docker cannot start a container on this host: %s", out)
-	}
-	t.Skipf("docker cannot start a container under %s on this host: %s", runtime, out)
 }
