@@ -25,7 +25,7 @@ import (
 // standIn is the image used until the pipeline has built the real one: Debian
 // packages alone, without toolchains.
 const (
-	standIn      = "localhost/loomcycle-session-standin:1"
+	standIn      = "localhost/loomcycle-session-standin:2"
 	sessionImage = "loomcycle-sandbox-session"
 )
 
@@ -88,11 +88,11 @@ func New(t testing.TB) *Podman {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		citest.Skip(t, "no session image: set SANDBOX_TEST_IMAGE, or install mmdebstrap for a stand-in")
 	}
-	rootfs := filepath.Join(cache, "standin.tar")
+	rootfs := filepath.Join(cache, "standin-2.tar")
 	if _, err := os.Stat(rootfs); err != nil {
 		t.Log("making a stand-in session image from Debian packages, once")
 		tmp := rootfs + ".partial.tar"
-		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3-minimal,make", "trixie", tmp).CombinedOutput()
+		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3,make", `--customize-hook=mkdir -m 1777 "$1/work"`, "trixie", tmp).CombinedOutput()
 		if err != nil {
 			citest.Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
 		}
