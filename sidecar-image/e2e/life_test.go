@@ -116,10 +116,14 @@ func TestKilledSidecar(t *testing.T) {
 // forgotten are containers of the runtime that are in the storage of the test's
 // podman, which does not know them.
 func (s *sidecar) forgotten() (ids []string) {
-	out, err := exec.Command("runc", "list", "--format", "json").Output()
 	var all []struct{ ID, Bundle string }
-	if err == nil {
-		err = json.Unmarshal(out, &all)
+	var err error
+	for range 20 { // it fails when another test's container goes while the list is made
+		var out []byte
+		if out, err = exec.Command("runc", "list", "--format", "json").Output(); err == nil {
+			err = json.Unmarshal(out, &all)
+			break
+		}
 	}
 	if err != nil {
 		s.t.Fatal(err)

@@ -92,7 +92,7 @@ func New(t testing.TB) *Podman {
 	if _, err := os.Stat(rootfs); err != nil {
 		t.Log("making a stand-in session image from Debian packages, once")
 		tmp := rootfs + ".partial.tar"
-		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3-minimal,make",
+		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3,make",
 			`--customize-hook=mkdir --mode=1777 "$1/work"`, "trixie", tmp).CombinedOutput()
 		if err != nil {
 			citest.Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
