@@ -6,6 +6,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 // Content is a variant as it lies in a dist folder. The layout's own list
@@ -34,4 +35,17 @@ func Content(folder string, img *Image, v *Variant) (v1.Image, error) {
 		return fail(err)
 	}
 	return content, nil
+}
+
+// Check reads the whole layout and compares every blob with its digest.
+func Check(folder string) error {
+	path, err := layout.FromPath(filepath.Join(folder, "oci"))
+	if err != nil {
+		return err
+	}
+	index, err := path.ImageIndex()
+	if err != nil {
+		return err
+	}
+	return validate.Index(index)
 }

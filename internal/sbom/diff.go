@@ -1,7 +1,6 @@
 package sbom
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -90,12 +89,4 @@ func (d Diff) Print(w io.Writer) {
 		fmt.Fprintf(w, "§ %s %s %s: %s -> %s\n", c.To.Type, c.To.Name, c.To.Version, strings.Join(c.From.Licences, ", "), strings.Join(c.To.Licences, ", "))
 	}
 	fmt.Fprintf(w, "= %+d files, %+d bytes\n", d.Files, d.Bytes)
-}
-
-// ReadFacts reads a facts document.
-func ReadFacts(data []byte) (f Facts, err error) {
-	if err := json.Unmarshal(data, &f); err != nil {
-		return f, fmt.Errorf("not a facts document of this program: %w", err)
-	}
-	return f, nil
 }

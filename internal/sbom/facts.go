@@ -3,6 +3,7 @@ package sbom
 import (
 	"archive/tar"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -149,4 +150,12 @@ func (c *Catalog) packageFacts(p pkg.Package) PackageFacts {
 		}
 	}
 	return out
+}
+
+// ReadFacts reads a facts document.
+func ReadFacts(data []byte) (f Facts, err error) {
+	if err := json.Unmarshal(data, &f); err != nil {
+		return f, fmt.Errorf("not a facts document of this program: %w", err)
+	}
+	return f, nil
 }

@@ -284,3 +284,23 @@ func TestContainersPolicyIsRead(t *testing.T) {
 		}
 	}
 }
+
+// The README's commands put an operator's registry in the place of every other.
+func TestReadmeNamesTheRegistry(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "```sh\n")
+	commands, _, _ := strings.Cut(rest, "```")
+	if n := strings.Count(commands, "kubectl apply -f -"); n != 2 {
+		t.Fatalf("%d resources are applied:\n%s", n, commands)
+	}
+	out, err := exec.CommandContext(t.Context(), "sh", "-ec", strings.ReplaceAll(commands, "kubectl apply -f -", "cat")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if strings.Contains(string(out), "registry.example") || strings.Count(string(out), "MY.REGISTRY/PATH") < 2 {
+		t.Errorf("a registry is left:\n%s", out)
+	}
+}

@@ -70,7 +70,7 @@ func TestReleaseOfARealImage(t *testing.T) {
 	config := filepath.Join(root, "release.yaml")
 	for _, args := range [][]string{
 		{"sbom", "-root", root, "-dist", folder}, {"provenance", "-root", root, "-dist", folder}, {"sign", "-dist", folder},
-		{"verify", folder}, {"release", "-config", config, "-dist", folder}, {"verify", "-config", config, address + "/" + name + ":" + one.Version},
+		{"policy", "-root", root, "-dist", folder, "-input", filepath.Join(folder, "input.json")}, {"verify", folder}, {"release", "-config", config, "-dist", folder}, {"verify", "-config", config, address + "/" + name + ":" + one.Version},
 	} {
 		var log bytes.Buffer
 		if err := run(t.Context(), environment{&log, &log, func(k string) string { return variables[k] }, time.Now}, args); err != nil {

@@ -73,7 +73,8 @@ func (f family) write(name string) string {
 	if version == "" {
 		version = "1.0-1"
 	}
-	locked := lock.Lock{Epoch: imagetest.Epoch, Debian: map[string][]lock.Package{}, Go: map[string]lock.Module{}, NPM: map[string][]lock.NPMPackage{}}
+	suite := lock.Suite{Name: "trixie", Archive: lock.Main, Components: []string{"main"}, Date: time.Unix(imagetest.Epoch, 0).UTC().Format(time.RFC3339), Release: digest.FromString("InRelease")}
+	locked := lock.Lock{Epoch: imagetest.Epoch, Suites: []lock.Suite{suite}, Debian: map[string][]lock.Package{}, Go: map[string]lock.Module{}, NPM: map[string][]lock.NPMPackage{}}
 	release := dist.Release{
 		SchemaVersion: 1, Version: "0.0.0-gabc", Source: dist.Source{Repository: "https://git.example/images", Commit: strings.Repeat("a", 40)},
 		Epoch: imagetest.Epoch, Compression: "gzip", Compressor: "test",
@@ -92,7 +93,11 @@ func (f family) write(name string) string {
 		index := v1.ImageIndex(empty.Index)
 		for _, arch := range []string{"amd64", "arm64"} {
 			locked.Debian[arch] = []lock.Package{{Group: "base", Name: "hello", Version: version, Arch: arch, Suite: "trixie", Path: "pool/main/h/hello/hello_" + arch + ".deb", Size: 1, SHA256: digest.FromString("hello" + arch)}}
-			locked.Go[arch] = lock.Module{Version: "go1.27.4", Path: "golang.org/toolchain/@v/go-" + arch + ".zip", Size: 1, SHA256: digest.FromString("go" + arch)}
+			locked.Go[arch] = lock.Module{Version: "go1.27.4", Path: lock.ToolchainPath("go1.27.4", arch), Size: 1, SHA256: digest.FromString("go" + arch), H1: "h1:x"}
+			locked.NPM[arch] = nil
+			for _, name := range []string{lock.NodePackage(arch), lock.NPM} {
+				locked.NPM[arch] = append(locked.NPM[arch], lock.NPMPackage{Name: name, Version: "1.0.0", Path: lock.NPMPath(name, "1.0.0"), Size: 1, SHA256: digest.FromString(name), Integrity: "sha512-x"})
+			}
 			files := []imagetest.Entry{
 				imagetest.File("var/lib/dpkg/status", "Package: hello\nStatus: install ok installed\nArchitecture: "+arch+"\nVersion: "+version+"\nDescription: x\n\n"),
 				{Header: tar.Header{Name: "tmp", Typeflag: tar.TypeDir, Mode: 0o1777}},

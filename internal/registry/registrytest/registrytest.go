@@ -3,7 +3,6 @@
 package registrytest
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,18 +12,15 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
-	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
 
 // Kind names a registry server.
@@ -60,7 +56,7 @@ func StartDistribution(t testing.TB, folder, more string) string {
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	Serve(t, "http://"+address+"/v2/", program, "serve", config)
+	proctest.Serve(t, "http://"+address+"/v2/", program, "serve", config)
 	return address
 }
 
@@ -88,49 +84,6 @@ func EmptyLinks(t testing.TB, folder string) (n int) {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// Serve runs a server program until the test ends, waits until a URL answers
-// with 200 and returns that answer. What the program printed is shown when the test fails.
-func Serve(t testing.TB, ready, program string, args ...string) []byte {
-	t.Helper()
-	var out syncbuf.Buffer
-	cmd := exec.Command(program, args...)
-	cmd.Stdout, cmd.Stderr, cmd.Dir = &out, &out, t.TempDir()
-	// Ends with the test program, when that runs into its timeout and nothing
-	// cleans up. (The thread that forked lives as long: Go ends only locked ones.)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("%s:\n%.4000s", filepath.Base(program), out.String())
-		}
-	})
-	for deadline := time.Now().Add(time.Minute); ; {
-		resp, err := http.Get(ready) //nolint:noctx // polls until the deadline
-		if err == nil {
-			body, rerr := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if err = rerr; err == nil && resp.StatusCode == http.StatusOK {
-				return body
-			}
-			err = errors.Join(err, fmt.Errorf("%s: %s", resp.Status, body))
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not answer: %v", program, err)
-		}
-		select {
-		case <-ended:
-			t.Fatalf("%s ended: %s", program, cmd.ProcessState)
-		case <-time.After(20 * time.Millisecond): // polling a process of another program
-		}
-	}
 }
 
 // Fault looks at a request on its way to the registry. It returns an answer of

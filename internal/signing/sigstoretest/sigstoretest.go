@@ -31,7 +31,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
-	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
 
 // Subject is whom Start's token is for.
@@ -181,7 +181,7 @@ func Start(t testing.TB) Sigstore {
 	cport, ctURL := address()
 
 	config := write("fulcio.yaml", fmt.Appendf(nil, "oidc-issuers:\n  %s:\n    issuer-url: %s\n    client-id: sigstore\n    type: email\n", iss, iss))
-	bundle := registrytest.Serve(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
+	bundle := proctest.Serve(t, fulcioURL+"/api/v2/trustBundle", fulcio, "serve", "--ca", "ephemeralca", "--ct-log-url", ctURL, "--config-path", config,
 		"--host", "127.0.0.1", "--port", port, "--grpc-host", "127.0.0.1", "--grpc-port", freeport.Port(t), "--metrics-port", freeport.Port(t),
 		"--legacy-unix-domain-socket", filepath.Join(t.TempDir(), "s"))
 	var trustBundle struct {
@@ -191,12 +191,12 @@ func Start(t testing.TB) Sigstore {
 		t.Fatalf("fulcio's trust bundle: %v %s", err, bundle)
 	}
 	ca := chain(t, []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n")))
-	stamps := chain(t, registrytest.Serve(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
+	stamps := chain(t, proctest.Serve(t, tsaURL+"/api/v1/timestamp/certchain", tsa, "serve", "--host", "127.0.0.1", "--port", tport, "--disable-ntp-monitoring", "--timestamp-signer", "memory"))
 	ctKey, ct, ctID := logKey(t, ctURL)
-	registrytest.Serve(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
+	proctest.Serve(t, ctURL+"/ct/v1/get-roots", ctlog, "--http_endpoint", "127.0.0.1:"+cport, "--origin", "ct.test", "--private_key", ctKey, "--storage_dir", t.TempDir(),
 		"--roots_pem_file", write("roots.pem", []byte(strings.Join(trustBundle.Chains[0].Certificates, "\n"))), "--enable_publication_awaiter=false")
 	rekorKey, transparency, rekorID := logKey(t, rekorURL)
-	registrytest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freeport.Port(t), "--http-metrics-port", freeport.Port(t), "--hostname", "127.0.0.1",
+	proctest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freeport.Port(t), "--http-metrics-port", freeport.Port(t), "--hostname", "127.0.0.1",
 		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
 
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
