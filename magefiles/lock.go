@@ -44,7 +44,8 @@ func (Lock) Update(ctx context.Context) error {
 }
 
 // Verify re-checks the lock from the archive keys, the checksum database and
-// the registry down to each entry; with -full also the bytes of every source.
+// the registry down to each entry, which downloads Go, Node and npm (270 MB);
+// with -full also the bytes of the Debian packages (1.1 GB in all).
 func (Lock) Verify(ctx context.Context, full *bool) error {
 	c, err := lockConfig(ctx)
 	if err != nil {

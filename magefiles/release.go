@@ -39,7 +39,7 @@ type RELEASE mg.Namespace
 
 // Abort takes back the channels that a killed release of the version moved.
 func (RELEASE) Abort(ctx context.Context, version string) error {
-	return supply(ctx, "release", "-abort", version)
+	return supply(ctx, "release-abort", version)
 }
 
 // List shows what was released to each registry.

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,7 +28,7 @@ func Fuzz(ctx context.Context) error {
 	return fuzz.Run(ctx, ".", cmp.Or(os.Getenv("FUZZ_TIME"), "30s"), os.Stdout)
 }
 
-// Lint runs go vet, staticcheck and, where there are workflows, actionlint.
+// Lint runs go vet, staticcheck and actionlint.
 func Lint(ctx context.Context) error {
 	for _, args := range [][]string{
 		{"vet", "./..."},
@@ -41,7 +42,7 @@ func Lint(ctx context.Context) error {
 	}
 	workflows, err := filepath.Glob(".github/workflows/*.yml")
 	if err != nil || len(workflows) == 0 {
-		return err
+		return errors.Join(err, errors.New("there are no workflows in .github/workflows to lint"))
 	}
 	return goCommand(ctx, append([]string{"tool", "-modfile=tools/lint/go.mod", "actionlint"}, workflows...)...)
 }

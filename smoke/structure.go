@@ -9,9 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/docker/go-units"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
@@ -113,7 +113,7 @@ func (r *runner) layerProblems(t *target, config *v1.ConfigFile) (out []string, 
 // budget compares the compressed size with the definition's. What grew is
 // told against smoke/golden/sizes.json: the layer, and the packages in it.
 func (r *runner) budget(t *target) (problems []string, detail string, err error) {
-	limit, err := bytesOf(t.def.Budget[t.arch()])
+	limit, err := units.FromHumanSize(t.def.Budget[t.arch()])
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: budget for %s: %w", t.Name, t.arch(), err)
 	}
@@ -164,17 +164,6 @@ func (r *runner) budget(t *target) (problems []string, detail string, err error)
 }
 
 func mb(n int64) float64 { return float64(n) / 1e6 }
-
-// bytesOf reads a size like 560MB, in powers of ten as registries count.
-func bytesOf(s string) (int64, error) {
-	for suffix, unit := range map[string]float64{"kB": 1e3, "MB": 1e6, "GB": 1e9} {
-		if n, ok := strings.CutSuffix(s, suffix); ok {
-			f, err := strconv.ParseFloat(n, 64)
-			return int64(f * unit), err
-		}
-	}
-	return 0, fmt.Errorf("%q is not a size such as 560MB", s)
-}
 
 // distroless checks every file of an image that must hold nothing but what
 // it is for.

@@ -23,6 +23,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
+	"github.com/loomcycle/loomcycle-images/internal/vcs"
 )
 
 // Build measures builds of the family, and the arm64 toolbox against a
@@ -45,8 +46,8 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	}
 	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
 	checkout := filepath.Join(dir, "checkout")
-	if out, err := host.Command(ctx, "git", "clone", "-q", root, checkout).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	if err := vcs.Clone(ctx, root, checkout); err != nil {
+		return "", err
 	}
 	b := bench{checkout: checkout, dir: dir, getenv: buildkit.WithoutCaches(getenv), log: log}
 
@@ -205,8 +206,8 @@ func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Dura
 // command has nothing in its caches and no buildkitd was compiled yet.
 func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	at := func(name string) string { return filepath.Join(b.dir, "fresh", name) }
-	if out, err := host.Command(ctx, "git", "clone", "-q", b.checkout, at("checkout")).CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	if err := vcs.Clone(ctx, b.checkout, at("checkout")); err != nil {
+		return 0, err
 	}
 	env := map[string]string{"GOCACHE": at("go-build"), "GOMODCACHE": at("go-mod"), "GOFLAGS": b.getenv("GOFLAGS") + " -modcacherw", "MAGEFILE_CACHE": at("mage"),
 		"LOOMCYCLE_CACHE": at("cache"), "BUILDKIT_HOST": "", "BUILDKIT_PROGRESS": "plain", "CACHE_FROM": "", "CACHE_TO": ""}
@@ -258,8 +259,8 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 func (b *bench) packages(ctx context.Context) (time.Duration, error) {
 	c := *b
 	c.checkout = filepath.Join(b.dir, "packages-checkout")
-	if out, err := host.Command(ctx, "git", "clone", "-q", b.checkout, c.checkout).CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	if err := vcs.Clone(ctx, b.checkout, c.checkout); err != nil {
+		return 0, err
 	}
 	file := filepath.Join(c.checkout, "toolbox", "image.yaml")
 	text, err := os.ReadFile(file)

@@ -14,6 +14,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/supplychain"
+	"github.com/loomcycle/loomcycle-images/internal/vcs"
 )
 
 // Release builds the family twice, as 1.0.0 and, with another runtime, as
@@ -40,7 +41,7 @@ func Release(ctx context.Context, root string, getenv func(string) string, log i
 		}
 		return nil
 	}
-	if err := git("clone", "-q", root, b.checkout); err != nil {
+	if err := vcs.Clone(ctx, root, b.checkout); err != nil {
 		return "", err
 	}
 	args := []string{"bench-release", "-root", b.checkout}

@@ -33,6 +33,9 @@ import (
 
 const repo = "../.."
 
+// pooled is the folder of pool, if a test asked for it.
+var pooled string
+
 // pool is the group of the distroless image, fetched once from the machine's
 // own mirror.
 var pool = sync.OnceValues(func() (string, error) {
@@ -40,6 +43,7 @@ var pool = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	pooled = dir
 	l, err := lock.Load(filepath.Join(repo, "images", "lock"))
 	if err != nil {
 		return "", err
@@ -58,13 +62,11 @@ var pool = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := pool(); err == nil {
-		os.RemoveAll(dir)
-	}
+	os.RemoveAll(pooled)
 	os.Exit(code)
 }
 
-// prebuilt compiles the reference runtime for both platforms.
+// prebuilt compiles the stand-in runtime for both platforms.
 func prebuilt(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

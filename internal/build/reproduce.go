@@ -10,7 +10,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
-	"github.com/loomcycle/loomcycle-images/internal/host"
+	"github.com/loomcycle/loomcycle-images/internal/vcs"
 )
 
 // Reproduce builds the commit twice and compares every digest. The builds
@@ -32,8 +32,8 @@ func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 		parallelism int
 	}{{filepath.Join(dir, "a"), 1}, {filepath.Join(dir, "somewhere", "else", "b"), 4}}
 	for i, from := range []string{o.Root, sides[0].root} {
-		if out, err := host.Command(ctx, "git", "clone", "-q", "--no-hardlinks", from, sides[i].root).CombinedOutput(); err != nil {
-			return fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+		if err := vcs.Clone(ctx, from, sides[i].root); err != nil {
+			return err
 		}
 	}
 	o.Getenv = buildkit.WithoutCaches(o.Getenv)

@@ -418,11 +418,12 @@ func TestLongSocketPath(t *testing.T) {
 // local folders that such a job needs.
 func steps(t *testing.T) (run func(name string, args []string, opts ...llb.RunOption) llb.ExecState, locals map[string]fsutil.FS) {
 	t.Helper()
-	dir := t.TempDir()
-	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "step"), "./testdata/step")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	dir := os.Getenv(stepVariable)
+	if dir == "" {
+		dir = t.TempDir()
+		if err := buildStep(dir); err != nil {
+			t.Fatal(err)
+		}
 	}
 	fs, err := fsutil.NewFS(dir)
 	if err != nil {

@@ -1,7 +1,6 @@
 package buildkit
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -341,10 +340,10 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 	}
 	d.sweep()
 	if findRunc() == "" {
-		err := d.installRunc(ctx)
-		if err != nil {
-			return nil, err
+		if err := host.Need(ctx, d.opts.Log, "runc"); err != nil {
+			return nil, fmt.Errorf("buildkitd needs runc, unless BUILDKIT_HOST names a daemon elsewhere: %w", err)
 		}
+		var err error // the paths may be others now
 		if p, err = d.plan(ctx); err != nil {
 			return nil, err
 		}
@@ -612,33 +611,4 @@ func findRunc() string {
 		}
 	}
 	return ""
-}
-
-// installRunc installs Debian's runc, as root.
-func (d *Daemon) installRunc(ctx context.Context) error {
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return errors.New("buildkitd needs runc: install it (apt-get install runc, as root), or set BUILDKIT_HOST to a daemon elsewhere")
-	}
-	d.opts.notice("installing Debian's runc, which buildkitd needs (apt-get install runc)")
-	apt := func(args ...string) error {
-		if out, err := host.Apt(ctx, args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
-		}
-		return nil
-	}
-	install := []string{"install", "-y", "-q", "--no-install-recommends", "runc"}
-	err := apt(install...)
-	if err != nil {
-		// The package lists may be missing or old.
-		if err = apt("update", "-q"); err == nil {
-			err = apt(install...)
-		}
-	}
-	if err == nil && findRunc() == "" {
-		err = errors.New("the package is installed, but there is no runc in it")
-	}
-	if err != nil {
-		return fmt.Errorf("installing runc, which buildkitd needs: %w", err)
-	}
-	return nil
 }

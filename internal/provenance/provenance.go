@@ -1,6 +1,6 @@
 // Package provenance states how a variant came to be: a SLSA v1 predicate
 // with the builder, the parameters, and every locked source by its digest.
-// It is the only place where times and invocation ids appear; no image has them.
+// Times and invocation ids are in it and in dist/build.json; no image has them.
 package provenance
 
 import (

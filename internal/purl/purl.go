@@ -19,7 +19,7 @@ func Debian(p lock.Package) string {
 // Go names the toolchain of an architecture (Debian's name) as the module
 // that the go command downloads it as.
 func Go(m lock.Module, arch string) string {
-	return packageurl.NewPackageURL(packageurl.TypeGolang, "golang.org", "toolchain", "v0.0.1-"+m.Version+".linux-"+arch, nil, "").ToString()
+	return packageurl.NewPackageURL(packageurl.TypeGolang, "golang.org", "toolchain", lock.ToolchainVersion(m.Version, arch), nil, "").ToString()
 }
 
 // NPM names an npm package.

@@ -43,8 +43,7 @@ type Client struct {
 	prefix   string
 	options  Options
 	auth     http.RoundTripper
-	// uploads is used for blobs: it follows redirects as a browser would.
-	http http.Client
+	http     http.Client // for uploads and referrers, which the library lacks
 	Stats
 	blobs blobs
 	slots chan struct{} // one for each blob that is being sent

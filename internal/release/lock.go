@@ -67,7 +67,7 @@ type lock struct {
 type busyError struct{ registry, who, until string }
 
 func (e *busyError) Error() string {
-	return fmt.Sprintf("another release holds the lock in %s: %s, until %s at the latest; wait for it, or run again with a longer -wait", e.registry, e.who, e.until)
+	return fmt.Sprintf("another release holds the lock in %s: %s, until %s at the latest; wait for it, then run this again", e.registry, e.who, e.until)
 }
 
 // acquire takes the lock, waiting for at most wait. The claims of dead runs

@@ -115,7 +115,7 @@ func (r *run) move(ctx context.Context, moves []move) error {
 				}
 			}
 			if errors.Is(err, errLost) {
-				err = fmt.Errorf("some channels may have moved; run again to finish, or with -abort %s to take them back: %w", r.version, err)
+				err = fmt.Errorf("some channels may have moved; run again to finish, or `go run mage.go release:abort %s` to take them back: %w", r.version, err)
 			}
 			return err
 		}
@@ -382,7 +382,7 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 	return o.with(ctx, v, func(ctx context.Context, r *run) error {
 		for _, m := range r.journal.Moves {
 			if m.Tag != channel {
-				return fmt.Errorf("an earlier run of %s was killed while it moved the channel %s; run it again, or take it back with -abort %s", v, m.Tag, v)
+				return fmt.Errorf("an earlier run of %s was killed while it moved the channel %s; run it again, or take it back with `go run mage.go release:abort %s`", v, m.Tag, v)
 			}
 		}
 		var moves []move

@@ -413,7 +413,7 @@ func npmOwner(npm map[string]pkg.Package, base, name string) (p pkg.Package, roo
 func (c *Catalog) checkNPM(npm map[string]pkg.Package, roots map[string]bool, components Components) {
 	locked := map[string]lock.NPMPackage{}
 	for _, p := range c.Variant.Lock.NPM[c.Variant.arch()] {
-		if !strings.HasPrefix(p.Name, "node-linux-") {
+		if p.Name != lock.NodePackage(c.Variant.arch()) {
 			locked[p.Name] = p
 		}
 	}
@@ -537,7 +537,7 @@ func (c Component) describe(ctx context.Context, v Variant) (pkg.Package, digest
 		p.Version, p.Type, p.Language = strings.TrimPrefix(m.Version, "go"), pkg.GoModulePkg, pkg.Go
 		p.PURL, sum = purl.Go(m, v.arch()), m.SHA256
 	case "node":
-		i := slices.IndexFunc(v.Lock.NPM[v.arch()], func(n lock.NPMPackage) bool { return strings.HasPrefix(n.Name, "node-linux-") })
+		i := slices.IndexFunc(v.Lock.NPM[v.arch()], func(n lock.NPMPackage) bool { return n.Name == lock.NodePackage(v.arch()) })
 		if i < 0 || !slices.Contains(v.Groups, c.Group) {
 			return p, "", false
 		}

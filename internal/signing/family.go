@@ -41,7 +41,8 @@ type SBOM struct {
 	Size     int64         `json:"size"`   // bytes
 }
 
-// Statement texts are signed as they are; the subject is a manifest of the layout.
+// job is one thing to sign: a manifest of the layout or, with a predicate, a
+// statement about it.
 type job struct {
 	subject       v1.Descriptor
 	predicateType string

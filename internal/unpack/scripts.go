@@ -35,7 +35,7 @@ type script struct {
 	Template     map[string]template  `yaml:"template"`
 	Alternatives []string             `yaml:"alternatives"` // as update-alternatives --install takes them
 	Groups       map[string]int       `yaml:"groups"`       // name: id, of system groups
-	Native       []string             `yaml:"native"`       // functions of finish.go
+	Native       []string             `yaml:"native"`       // see natives
 }
 
 // diverts returns the diversions on an architecture.

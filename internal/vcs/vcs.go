@@ -112,6 +112,14 @@ func at(ctx context.Context, dir, commit string) bool {
 	return err == nil && s.Commit == commit
 }
 
+// Clone copies a local checkout's commit and history into a new folder.
+func Clone(ctx context.Context, from, to string) error {
+	if out, err := host.Command(ctx, "git", "clone", "-q", "--no-hardlinks", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("cloning the checkout: %w\n%s", err, out)
+	}
+	return nil
+}
+
 // hidden is an error without the user and password of the URLs in its text.
 type hidden struct{ error }
 

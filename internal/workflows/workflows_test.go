@@ -28,6 +28,7 @@ type job struct {
 	Timeout     int               `yaml:"timeout-minutes"`
 	Permissions map[string]string `yaml:"permissions"`
 	If          string            `yaml:"if"`
+	Container   any               `yaml:"container"`
 	Env         map[string]string `yaml:"env"`
 	Steps       []step            `yaml:"steps"`
 }
@@ -201,6 +202,10 @@ func TestWorkflowsAreHard(t *testing.T) {
 			}
 			if len(w.Permissions) == 0 && j.Permissions == nil {
 				t.Errorf("%s: job %s says nothing of its permissions", w.file, name)
+			}
+			// git and the go command refuse a checkout of another user's.
+			if j.Container != nil && !slices.ContainsFunc(j.Steps, func(s step) bool { return strings.Contains(s.Run, "safe.directory") }) {
+				t.Errorf("%s: job %s, root in a container, does not call the checkout safe", w.file, name)
 			}
 			for _, s := range j.Steps {
 				if s.Uses != "" && !pinned.MatchString(s.Uses) {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -134,11 +135,9 @@ func (e *cli) start(ctx context.Context) (Engine, error) {
 }
 
 func short(s string) string {
-	h := uint32(2166136261)
-	for i := range len(s) {
-		h = (h ^ uint32(s[i])) * 16777619
-	}
-	return strconv.FormatUint(uint64(h), 36)
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, s)
+	return strconv.FormatUint(uint64(h.Sum32()), 36)
 }
 
 func (e *cli) Name() string { return e.program }

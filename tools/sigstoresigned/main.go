@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	_, err = copy.Image(ctx, check, dst, src, &copy.Options{
-		SourceCtx: &types.SystemContext{RegistriesDirPath: args[1], DockerInsecureSkipTLSVerify: types.OptionalBoolTrue, ArchitectureChoice: "amd64", OSChoice: "linux"},
+		SourceCtx: &types.SystemContext{RegistriesDirPath: args[1], DockerInsecureSkipTLSVerify: types.OptionalBoolTrue, OSChoice: "linux"},
 	})
 	return err
 }

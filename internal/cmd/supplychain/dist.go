@@ -51,7 +51,7 @@ func openBuild(folder, root, locked string) (*build, error) {
 	if got := digest.FromBytes(text); got != b.release.LockDigest {
 		return nil, fmt.Errorf("%s is not the lock that %s was built from (%s, want %s); build again", locked, folder, got, b.release.LockDigest)
 	}
-	if err := json.Unmarshal(text, &b.lock); err != nil {
+	if b.lock, err = lock.Parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", locked, err)
 	}
 	return b, nil

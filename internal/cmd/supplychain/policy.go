@@ -23,7 +23,7 @@ import (
 )
 
 func init() {
-	commands["policy"] = command{"[-dist DIR] [-signatures FILE]: judge the build by policies/", runPolicy}
+	commands["policy"] = command{"[-dist DIR] [-signatures FILE] [-input FILE]: judge the build by policies/", runPolicy}
 }
 
 func runPolicy(ctx context.Context, env environment, args []string) error {

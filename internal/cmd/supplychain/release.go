@@ -29,8 +29,9 @@ import (
 func init() {
 	commands["sign"] = command{"[-dist DIR]: sign every image, SBOM and provenance into the build's layout", runSign}
 	commands["verify"] = command{"REF|DIR: check signatures, attestations and the release manifest of an image in a registry, or of a build", runVerify}
-	commands["release"] = command{"[-dist DIR] [-config FILE] [-wait TIME] [-abort VERSION]: push, check and promote the build; -abort takes back what a killed release moved", publisher(release.Publish)}
-	commands["promote"] = command{"[-dist DIR] [-config FILE] [-wait TIME]: move the tags of a build that was pushed", publisher(release.Promote)}
+	commands["release"] = command{"[-dist DIR] [-config FILE] [-wait TIME]: push, check and promote the build", publisher("release", release.Publish)}
+	commands["promote"] = command{"[-dist DIR] [-config FILE] [-wait TIME]: move the tags of a build that was pushed", publisher("promote", release.Promote)}
+	commands["release-abort"] = command{"[-config FILE] VERSION: take back the channels that a killed release moved", runReleaseAbort}
 	commands["release-list"] = command{"[-config FILE]: what was released to each registry", runReleaseList}
 	commands["release-show"] = command{"[-config FILE] VERSION|CHANNEL: a release's images and SBOMs", runReleaseShow}
 	commands["release-mirror"] = command{"[-config FILE] VERSION DEST: copy a release with its signatures to another registry, HOST[:PORT][/PREFIX]", runReleaseMirror}
@@ -292,12 +293,11 @@ func publication(flags *flag.FlagSet, env environment) func(context.Context) (re
 	}
 }
 
-func publisher(do func(context.Context, release.Options) error) func(context.Context, environment, []string) error {
+func publisher(name string, do func(context.Context, release.Options) error) func(context.Context, environment, []string) error {
 	return func(ctx context.Context, env environment, args []string) error {
-		flags := flag.NewFlagSet("release", flag.ContinueOnError)
+		flags := flag.NewFlagSet(name, flag.ContinueOnError)
 		folder := flags.String("dist", "dist", "the folder of the build")
 		wait := flags.Duration("wait", 0, "how long to wait for another release to end")
-		abort := flags.String("abort", "", "take back the channels that a killed release of this version moved")
 		open := publication(flags, env)
 		if err := flags.Parse(args); err != nil {
 			return err
@@ -307,13 +307,6 @@ func publisher(do func(context.Context, release.Options) error) func(context.Con
 			return err
 		}
 		o.Dist, o.Wait = *folder, *wait
-		if *abort != "" {
-			v, err := release.ParseVersion(*abort)
-			if err != nil {
-				return err
-			}
-			return release.Abort(ctx, o, v)
-		}
 		for _, r := range o.Config.Registries {
 			if r.LegacySignatures && o.Legacy == nil {
 				if err := signing.FromEnv(env.getenv, "").CheckLegacy(); err != nil {
@@ -452,6 +445,18 @@ func runReleaseMirror(ctx context.Context, env environment, args []string) error
 		return err
 	}
 	return release.Mirror(ctx, o, v, release.Registry{Address: strings.TrimSuffix(rest[1], "/")})
+}
+
+func runReleaseAbort(ctx context.Context, env environment, args []string) error {
+	o, rest, err := parsed(ctx, env, "release-abort", args, 1)
+	if err != nil {
+		return err
+	}
+	v, err := release.ParseVersion(rest[0])
+	if err != nil {
+		return err
+	}
+	return release.Abort(ctx, o, v)
 }
 
 func runReleaseRollback(ctx context.Context, env environment, args []string) error {

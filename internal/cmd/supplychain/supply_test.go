@@ -101,11 +101,12 @@ func (f family) write(name string) string {
 			if image == "loomcycle-toolbox" {
 				files = append(files, f.extra...)
 			}
-			hello := "hello " + arch
+			hello, copyright := "hello "+arch, "License: MIT\n"
 			img := imagetest.Image(f.t, v1.Config{User: "65532:65532", Labels: labels}, arch,
 				[]imagetest.Entry{
 					imagetest.File("usr/lib/os-release", "ID=debian\nVERSION_ID=13\n"), imagetest.Program("usr/bin/hello", hello),
-					imagetest.File("var/lib/dpkg/info/hello.md5sums", fmt.Sprintf("%x  usr/bin/hello\n%x  usr/lib/os-release\n", md5.Sum([]byte(hello)), md5.Sum([]byte("ID=debian\nVERSION_ID=13\n")))), //nolint:gosec // as dpkg does
+					imagetest.File("usr/share/doc/hello/copyright", copyright),
+					imagetest.File("var/lib/dpkg/info/hello.md5sums", fmt.Sprintf("%x  usr/bin/hello\n%x  usr/share/doc/hello/copyright\n%x  usr/lib/os-release\n", md5.Sum([]byte(hello)), md5.Sum([]byte(copyright)), md5.Sum([]byte("ID=debian\nVERSION_ID=13\n")))), //nolint:gosec // as dpkg does
 				},
 				files,
 				[]imagetest.Entry{imagetest.Program("usr/local/bin/loomcycle", compile(f.t, arch))},

@@ -1,5 +1,5 @@
 // Package disttest makes small dist folders that are real in every way but
-// their contents, for tests and benchmarks of what comes after the build.
+// their contents, for tests of what comes after the build.
 package disttest
 
 import (

@@ -1,5 +1,5 @@
-// Command loomcycle is the reference runtime: the code-execution side of an
-// agent runtime, used when no other loomcycle source is named.
+// Command loomcycle is a stand-in for the runtime, used when no other loomcycle
+// source is named: it answers /healthz and /v1/version and runs no agents.
 package main
 
 import (
@@ -21,7 +21,7 @@ var (
 	commit  = "unknown"
 )
 
-const usage = `loomcycle is the reference agent runtime.
+const usage = `loomcycle is a stand-in for the runtime, which runs no agents.
 
 Usage:
   loomcycle serve      serve the HTTP API on LOOMCYCLE_LISTEN_ADDR (127.0.0.1:8787)

@@ -1,4 +1,5 @@
-// Package server is the runtime's HTTP surface.
+// Package server answers for the stand-in runtime what health checks and the
+// smoke cases ask of a real one.
 package server
 
 import (

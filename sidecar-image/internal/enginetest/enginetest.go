@@ -92,7 +92,8 @@ func New(t testing.TB) *Podman {
 	if _, err := os.Stat(rootfs); err != nil {
 		t.Log("making a stand-in session image from Debian packages, once")
 		tmp := rootfs + ".partial.tar"
-		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3,make", `--customize-hook=mkdir -m 1777 "$1/work"`, "trixie", tmp).CombinedOutput()
+		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3,make",
+			`--customize-hook=mkdir --mode=1777 "$1/work"`, "trixie", tmp).CombinedOutput()
 		if err != nil {
 			citest.Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
 		}
@@ -213,7 +214,7 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	}
 }
 
-// unusable skips, as Skip does, for a runtime that starts no container. What CI may
+// unusable skips, as citest.Skip does, for a runtime that starts no container. What CI may
 // lack is crun where cgroups v1 and v2 are both mounted: it refuses that, and no package
 // brings another kernel.
 func unusable(t testing.TB, runtime string, out []byte) {
