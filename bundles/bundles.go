@@ -1,5 +1,6 @@
-// Package bundles holds the configuration bundles that the runtime embeds: for
-// each a folder with bundle.yaml, valid by bundle.schema.json, and its skills.
+// Package bundles holds the runtime's configuration bundles for this family, made to
+// be embedded by it: for each a folder with bundle.yaml, valid by bundle.schema.json,
+// and its skills.
 package bundles
 
 import (

@@ -238,7 +238,12 @@ func (g *Graph) files(img *Image, arch string, layers []Layer) (llb.State, error
 		p.Files = append(p.Files, plan.File{Path: f.Path, Content: f.Content, Prepend: f.Prepend, Mode: f.Mode})
 	}
 	args := []string{"finish", "-root", "/rootfs"}
-	mounts := []llb.RunOption{llb.AddMount("/rootfs", merge(img.Name, layers), llb.Readonly)}
+	// What is compiled from a group holds nothing that is looked at here.
+	packages := slices.DeleteFunc(slices.Clone(layers), func(l Layer) bool {
+		group, _ := g.Groups.Get(l.Group)
+		return group.GoCache != "" || group.PyCache != ""
+	})
+	mounts := []llb.RunOption{llb.AddMount("/rootfs", merge(img.Name, packages), llb.Readonly)}
 	for _, l := range layers {
 		if l.meta != nil {
 			at := "/meta/" + l.Group

@@ -25,6 +25,19 @@ const (
 	SecretNPMRegistry = "npm-registry"
 )
 
+// ProxyVariables are the environment variables with which a step is told of the
+// machine's HTTP proxy. Each is a secret by its own name: the URL may hold a password.
+func ProxyVariables() []string { return []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} }
+
+// followProxy has a step with a network follow the machine's HTTP proxy.
+func followProxy() []llb.RunOption {
+	var opts []llb.RunOption
+	for _, name := range ProxyVariables() {
+		opts = append(opts, llb.AddSecret(name, llb.SecretID(name), llb.SecretAsEnv(true), llb.SecretOptional))
+	}
+	return opts
+}
+
 // Compile builds a program for an architecture with the locked Go toolchain
 // of the worker's own, and returns a state with the file /NAME.
 func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
@@ -32,7 +45,7 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 	if err != nil {
 		return llb.State{}, err
 	}
-	args := []string{"/usr/local/go/bin/go", "build", "-trimpath", "-o", "/out/" + p.Name,
+	args := []string{"/usr/local/go/bin/go", "build", "-trimpath", "-gcflags=all=-dwarf=false", "-o", "/out/" + p.Name, // -s would drop it, once made
 		"-ldflags", strings.Join(append([]string{"-s", "-w"}, p.LDFlags...), " "), p.Package}
 	opts := []llb.RunOption{
 		llb.Args(args),
@@ -48,6 +61,7 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 		llb.AddEnv("GOCACHE", "/cache/build"),
 		llb.AddEnv("GOMODCACHE", "/cache/mod"),
 		llb.AddEnv("GOTOOLCHAIN", "local"),
+		llb.AddEnv("GOGC", "400"), // a sixth less CPU for some more memory
 		llb.AddEnv("GOFLAGS", "-mod=readonly -buildvcs=false"),
 		llb.AddEnv("CGO_ENABLED", "0"),
 		llb.AddEnv("GOOS", "linux"),
@@ -60,7 +74,7 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 	if p.Offline {
 		opts = append(opts, llb.Network(llb.NetModeNone))
 	} else {
-		opts = append(opts, g.Modules...)
+		opts = append(append(opts, followProxy()...), g.Modules...)
 	}
 	return llb.Scratch().Run(opts...).AddMount("/out", llb.Scratch()), nil
 }
@@ -68,7 +82,7 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 // Web builds the user interface of a module that has one in web/, in an image
 // with Node, and returns the module with the result in it.
 func (g *Graph) Web(source, node llb.State) llb.State {
-	return node.Run(
+	return node.Run(append(followProxy(),
 		llb.Args([]string{"/bin/sh", "-ec", "npm ci --no-audit --no-fund && npm run build && rm -rf node_modules"}),
 		llb.Dir("/src/web"),
 		llb.AddMount("/cache", llb.Scratch(), llb.AsPersistentCacheDir("loomcycle-npm", llb.CacheMountShared)),
@@ -81,5 +95,5 @@ func (g *Graph) Web(source, node llb.State) llb.State {
 		llb.AddSecret("/etc/ssl/certs/ca-certificates.crt", llb.SecretID(SecretCA), llb.SecretOptional),
 		llb.WithCustomName("build the web UI"),
 		llb.Platform(g.Worker),
-	).AddMount("/src", source)
+	)...).AddMount("/src", source)
 }

@@ -60,7 +60,7 @@ func (Images) Inspect(name string) error {
 	return dist.Inspect(os.Stdout, "dist", name)
 }
 
-// Load puts an image's native variant into docker or podman.
+// Load puts an image's native variant into podman; into docker where DOCKER_HOST is set or no podman answers.
 func (Images) Load(ctx context.Context, name string) error {
 	ref, engine, err := dist.Load(ctx, "dist", name)
 	if err != nil {

@@ -50,6 +50,9 @@ func (RELEASE) Show(ctx context.Context, version string) error {
 	return supply(ctx, "release-show", version)
 }
 
+// Pack writes the files of a release's page to dist/pack: SBOMs, digests and pins, with checksums.
+func (RELEASE) Pack(ctx context.Context) error { return supply(ctx, "release-pack") }
+
 // Mirror copies a release with its signatures and attestations to another registry.
 func (RELEASE) Mirror(ctx context.Context, version, dest string) error {
 	return supply(ctx, "release-mirror", version, dest)

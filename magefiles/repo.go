@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/loomcycle/loomcycle-images/internal/fuzz"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
@@ -19,6 +21,11 @@ func Test(ctx context.Context) error {
 		return err
 	}
 	return goCommand(ctx, "test", "-timeout=90m", "./...")
+}
+
+// Fuzz runs every fuzz test for FUZZ_TIME each, 30s unless it is set.
+func Fuzz(ctx context.Context) error {
+	return fuzz.Run(ctx, ".", cmp.Or(os.Getenv("FUZZ_TIME"), "30s"), os.Stdout)
 }
 
 // Lint runs go vet, staticcheck and actionlint.

@@ -41,15 +41,17 @@ type Contract struct {
 // Variant is the image for one platform. The documents are as they are
 // stored, so that a rule can look at all of them.
 type Variant struct {
-	Platform     string            `json:"platform"`
-	Digest       digest.Digest     `json:"digest"`
-	ConfigDigest digest.Digest     `json:"configDigest"`
-	Size         int64             `json:"size"`
-	Layers       []dist.Layer      `json:"layers"`
-	Annotations  map[string]string `json:"annotations"`
-	Config       json.RawMessage   `json:"config"`     // OCI image configuration
-	Facts        json.RawMessage   `json:"facts"`      // internal/sbom, Facts
-	Provenance   json.RawMessage   `json:"provenance"` // in-toto statement
+	Platform     string        `json:"platform"`
+	Digest       digest.Digest `json:"digest"`
+	ConfigDigest digest.Digest `json:"configDigest"`
+	Size         int64         `json:"size"`
+	Layers       []dist.Layer  `json:"layers"`
+	// Tools are groups of the lock that the node which built ran to make layers.
+	Tools       []string          `json:"tools"`
+	Annotations map[string]string `json:"annotations"`
+	Config      json.RawMessage   `json:"config"`     // OCI image configuration
+	Facts       json.RawMessage   `json:"facts"`      // internal/sbom, Facts
+	Provenance  json.RawMessage   `json:"provenance"` // in-toto statement
 }
 
 // Signature is a signature or an attestation that was verified.

@@ -455,8 +455,12 @@ func TestImageEnvironments(t *testing.T) {
 			}
 		}
 		checkEnv(t, env, img)
-		if agent := path.Base(env["SANDBOX_AGENT"]); !slices.Contains(img.Programs, agent) || path.Dir(env["SANDBOX_AGENT"]) != "/usr/local/bin" {
-			t.Errorf("%s: SANDBOX_AGENT=%s is not where its programs are", name, env["SANDBOX_AGENT"])
+		c, err := config.Load(func(name string) string { return env[name] })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dir, agent := path.Split(c.Agent); !slices.Contains(img.Programs, agent) || dir != "/usr/local/bin/" {
+			t.Errorf("%s: SANDBOX_AGENT=%s is not where its programs are", name, c.Agent)
 		}
 	}
 }

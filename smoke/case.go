@@ -166,16 +166,20 @@ func (p *patterns) UnmarshalYAML(unmarshal func(any) error) error {
 		return err
 	}
 	for _, t := range texts {
-		if t == "^$" {
-			return errors.New(`"^$" matches whatever ends its line; \A\z matches no output`)
-		}
-		re, err := regexp.Compile("(?m)" + t)
+		re, err := pattern(t)
 		if err != nil {
 			return err
 		}
 		*p = append(*p, re)
 	}
 	return nil
+}
+
+func pattern(text string) (*regexp.Regexp, error) {
+	if text == "^$" {
+		return nil, errors.New(`"^$" matches whatever ends its line; \A\z matches no output`)
+	}
+	return regexp.Compile("(?m)" + text)
 }
 
 // over is the container with what another one says on top of it.
@@ -273,25 +277,26 @@ func (s *Suite) checkImages(f *images.Family) error {
 
 // check finds what the schema cannot: names that lead nowhere.
 func (s *Suite) check(fixtures fs.FS) error {
+	var errs []error
 	seen := map[string]string{}
 	for _, c := range s.Cases {
-		fail := func(format string, a ...any) error {
-			return fmt.Errorf("%s: case %s: %w", c.File, c.Name, fmt.Errorf(format, a...))
+		fail := func(format string, a ...any) {
+			errs = append(errs, fmt.Errorf("%s: case %s: %w", c.File, c.Name, fmt.Errorf(format, a...)))
 		}
 		if other, ok := seen[c.Name]; ok {
-			return fail("%s has a case of the same name", other)
+			fail("%s has a case of the same name", other)
 		}
 		seen[c.Name] = c.File
 		for _, p := range c.Profiles {
 			if _, ok := s.Profiles[p]; !ok {
-				return fail("no profile is called %q; there are %s", p, strings.Join(slices.Sorted(maps.Keys(s.Profiles)), ", "))
+				fail("no profile is called %q; there are %s", p, strings.Join(slices.Sorted(maps.Keys(s.Profiles)), ", "))
 			}
 		}
 		if err := s.checkOutside(&c); err != nil {
-			return fail("%w", err)
+			fail("%w", err)
 		}
 		if c.Fixture != "" && !slices.ContainsFunc(c.phases(), func(p Phase) bool { return p.Service == nil }) {
-			return fail("a service gets no fixture, and the case has no other phase")
+			fail("a service gets no fixture, and the case has no other phase")
 		}
 		names := []string{c.Fixture}
 		for _, p := range c.Phases {
@@ -302,11 +307,11 @@ func (s *Suite) check(fixtures fs.FS) error {
 				continue
 			}
 			if info, err := fs.Stat(fixtures, f); err != nil || !info.IsDir() {
-				return fail("smoke/fixtures has no folder %q", f)
+				fail("smoke/fixtures has no folder %q", f)
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // checkOutside demands that a step outside asks at ports that are published.

@@ -3,6 +3,7 @@ package smoke
 import (
 	"bytes"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
@@ -37,14 +39,16 @@ func Load(dir fs.FS) (*Suite, error) {
 		return nil, errors.New("there is no case: cases/*.yaml matches no file")
 	}
 	s := &Suite{Profiles: map[string]Profile{}}
+	var errs []error
 	for _, file := range files {
 		text, err := fs.ReadFile(dir, file)
 		if err != nil {
 			return nil, err
 		}
-		if err := s.add(schema, file, text); err != nil {
-			return nil, err
-		}
+		errs = append(errs, s.add(schema, file, text))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	fixtures, err := fs.Sub(dir, "fixtures")
 	if err != nil {
@@ -59,6 +63,12 @@ func compileSchema() (*jsonschema.Schema, error) {
 		return nil, err
 	}
 	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	c.RegisterFormat(&jsonschema.Format{Name: "go-regexp", Validate: func(v any) error {
+		text, _ := v.(string)
+		_, err := pattern(text)
+		return err
+	}})
 	if err := c.AddResource("case.schema.json", doc); err != nil {
 		return nil, err
 	}
@@ -107,8 +117,16 @@ func explain(file string, root *yaml.Node, err error) error {
 	var errs []error
 	var walk func(v *jsonschema.ValidationError)
 	walk = func(v *jsonschema.ValidationError) {
+		line, where := locate(root, v.InstanceLocation)
+		switch k := v.ErrorKind.(type) {
+		case *kind.OneOf:
+			errs = append(errs, fmt.Errorf("%s:%d: %s: give one of %s", file, line, where, strings.Join(alternatives(v.SchemaURL), ", ")))
+			return
+		case *kind.Format:
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %w", file, line, where, k.Err))
+			return
+		}
 		if len(v.Causes) == 0 {
-			line, where := locate(root, v.InstanceLocation)
 			errs = append(errs, fmt.Errorf("%s:%d: %s: %s", file, line, where, v.ErrorKind.LocalizedString(printer)))
 		}
 		for _, c := range v.Causes {
@@ -117,6 +135,24 @@ func explain(file string, root *yaml.Node, err error) error {
 	}
 	walk(v)
 	return errors.Join(errs...)
+}
+
+// alternatives are the fields of which a schema's oneOf requires one.
+func alternatives(schema string) (fields []string) {
+	_, at, _ := strings.Cut(schema, "#/")
+	var node any
+	_ = json.Unmarshal(schemaText, &node) // it compiled
+	for _, key := range append(strings.Split(at, "/"), "oneOf") {
+		object, _ := node.(map[string]any)
+		node = object[key]
+	}
+	list, _ := node.([]any)
+	for _, one := range list {
+		object, _ := one.(map[string]any)
+		names, _ := object["required"].([]any)
+		fields = append(fields, fmt.Sprint(names...))
+	}
+	return fields
 }
 
 // locate follows a JSON pointer through the YAML, and names cases by their

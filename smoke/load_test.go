@@ -64,8 +64,11 @@ func TestLoadErrors(t *testing.T) {
 		{"two of a name", head + "    steps: [{run: 'true'}]\n" + strings.TrimPrefix(head, "cases:\n") + "    steps: [{run: 'true'}]\n", []string{"case one", "same name"}},
 		{"wrong runtime", head + "    container: {runtime: kata}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one container runtime", "runsc"}},
 		{"a mount of nothing", head + "    container: {mounts: [{path: /x}]}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:5", "case one container mounts 0", "tmpfs"}},
-		{"a mount of two kinds", head + "    container:\n      mounts:\n        - {path: /x, bind: a, volume: b}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:7", "case one container mounts 0"}},
-		{"two commands", head + "    steps:\n      - {run: 'true', exec: [x]}\n", []string{"cases/x.yaml:6", "case one steps 0"}},
+		{"a mount of two kinds", head + "    container:\n      mounts:\n        - {path: /x, bind: a, volume: b}\n    steps: [{run: 'true'}]\n", []string{"cases/x.yaml:7", "case one container mounts 0: give one of tmpfs, bind, volume"}},
+		{"two commands", head + "    steps:\n      - {run: 'true', exec: [x]}\n", []string{"cases/x.yaml:6", "case one steps 0: give one of run, exec, probe"}},
+		{"no command", head + "    steps:\n      - {stdout: [a]}\n", []string{"cases/x.yaml:6: case one steps 0: give one of run, exec, probe"}},
+		{"no regular expression", head + "    steps:\n      - run: 'true'\n        stdout: [a]\n        stderr:\n          - 'a('\n          - '^$'\n", []string{"cases/x.yaml:9: case one steps 0 stderr 0: error parsing regexp: missing closing )", "cases/x.yaml:10: case one steps 0 stderr 1: \"^$\" matches"}},
+		{"several at once", head + "    steps: [{run: 'true'}]\n    profiles: [odd]\n    fixture: none\n", []string{`no profile is called "odd"`, `no folder "none"`}},
 		{"a field of a phase", head + "    phases:\n      - name: p\n        step: [{run: 'true'}]\n", []string{"cases/x.yaml:6", "case one phases 0", "step"}},
 		{"a field of a profile", "profiles:\n  odd:\n    container: {readonly: sometimes}\n", []string{"cases/x.yaml:3", "profiles odd container readonly", "want boolean"}},
 		{"a field beside the cases", "case: []\n", []string{"cases/x.yaml:1", "'case'"}},
@@ -145,7 +148,7 @@ func TestUnknownImage(t *testing.T) {
 func TestReferenceNeedsRegistry(t *testing.T) {
 	for _, ref := range []string{"loomcycle", "team/loomcycle:1.2.3", "registry.example/loomcycle"} {
 		_, err := (&runner{}).remoteTargets(t.Context(), ref)
-		if err == nil || !strings.Contains(err.Error(), "SMOKE_REF: could not parse reference") || !strings.Contains(err.Error(), "write REGISTRY/REPOSITORY") {
+		if err == nil || !strings.Contains(err.Error(), "could not parse reference: "+ref) || !strings.Contains(err.Error(), "write REGISTRY/REPOSITORY") {
 			t.Errorf("%s: %v", ref, err)
 		}
 	}

@@ -35,6 +35,7 @@ type task struct {
 	profile string
 	target  *target
 	slow    float64 // SMOKE_SLOW
+	loading time.Duration
 }
 
 func (t *task) name() string {
@@ -97,15 +98,16 @@ func (r *runner) matrix() []*task {
 
 // findTargets are the variants of the dist folder, or of references.
 func (r *runner) findTargets(ctx context.Context) ([]*target, error) {
+	prefix := ""
 	if len(r.Refs) == 0 {
-		r.Refs = strings.Fields(r.Getenv("SMOKE_REF"))
+		r.Refs, prefix = strings.Fields(r.Getenv("SMOKE_REF")), "SMOKE_REF: "
 	}
 	if len(r.Refs) > 0 {
 		var all []*target
 		for _, ref := range r.Refs {
 			targets, err := r.remoteTargets(ctx, ref)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("%s%w", prefix, err)
 			}
 			for _, t := range targets {
 				if slices.ContainsFunc(all, func(o *target) bool { return o.Name == t.Name && o.Platform == t.Platform }) {
@@ -162,12 +164,12 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 	// Strict: an image without a registry is in none, not in a default one.
 	ref, err := name.ParseReference(text, name.StrictValidation)
 	if err != nil {
-		return nil, fmt.Errorf("SMOKE_REF: %w; write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST", err)
+		return nil, fmt.Errorf("%w; write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@DIGEST", err)
 	}
 	opts := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
 	index, err := remote.Index(ref, opts...)
 	if err != nil {
-		return nil, fmt.Errorf("SMOKE_REF=%s: %w", text, err)
+		return nil, fmt.Errorf("image %s: %w", text, err)
 	}
 	top, err := index.Digest()
 	if err != nil {
@@ -175,7 +177,7 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return nil, fmt.Errorf("SMOKE_REF=%s: %w", text, err)
+		return nil, fmt.Errorf("image %s: %w", text, err)
 	}
 	var out []*target
 	for _, d := range manifest.Manifests {
@@ -184,7 +186,7 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 		}
 		content, err := index.Image(d.Digest)
 		if err != nil {
-			return nil, fmt.Errorf("SMOKE_REF=%s: %w", text, err)
+			return nil, fmt.Errorf("image %s: %w", text, err)
 		}
 		t := &target{Image: engine.Image{
 			Content:  content,
@@ -193,7 +195,7 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 		}}
 		config, err := content.ConfigFile()
 		if err != nil {
-			return nil, fmt.Errorf("SMOKE_REF=%s: %w", text, err)
+			return nil, fmt.Errorf("image %s: %w", text, err)
 		}
 		for i := range r.family.Images {
 			if def := &r.family.Images[i]; def.Title == config.Config.Labels["org.opencontainers.image.title"] {
@@ -201,7 +203,7 @@ func (r *runner) remoteTargets(ctx context.Context, text string) ([]*target, err
 			}
 		}
 		if t.def == nil {
-			return nil, fmt.Errorf("SMOKE_REF=%s is no image of the family: its title label is %q", text, config.Config.Labels["org.opencontainers.image.title"])
+			return nil, fmt.Errorf("%s is no image of the family: its title label is %q", text, config.Config.Labels["org.opencontainers.image.title"])
 		}
 		for _, h := range config.History {
 			t.groups = append(t.groups, strings.TrimPrefix(h.CreatedBy, "layer "))

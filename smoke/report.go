@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // Status is what became of a case on an image.
@@ -101,9 +103,9 @@ func (r *Report) write(w io.Writer, folder, summary string) error {
 		return errors.Join(append(errs, err)...)
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
-	errs = append(errs, err, os.WriteFile(filepath.Join(folder, "report.json"), append(text, '\n'), 0o644))
+	errs = append(errs, err, atomicfile.Write(filepath.Join(folder, "report.json"), append(text, '\n'), 0o644))
 	text, err = r.junit()
-	errs = append(errs, err, os.WriteFile(filepath.Join(folder, "junit.xml"), text, 0o644))
+	errs = append(errs, err, atomicfile.Write(filepath.Join(folder, "junit.xml"), text, 0o644))
 	if summary != "" {
 		f, err := os.OpenFile(summary, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 		if err != nil {
@@ -225,7 +227,7 @@ func (r *Report) table(w io.Writer) error {
 	for _, row := range rows {
 		line(row[0], row[1:])
 	}
-	_, err := fmt.Fprintln(w, "ok: passed, in so many seconds; -: no case of this image or platform")
+	_, err := fmt.Fprintln(w, "ok: passed, in so many seconds; -: no case of this image, platform or profile")
 	return err
 }
 

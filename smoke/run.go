@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -98,14 +99,15 @@ type runner struct {
 	// asked is true when the operator chose BuildKit, which cannot run all.
 	asked bool
 
-	mu    sync.Mutex
-	facts map[string]fact // what a case with Same saw first
+	mu     sync.Mutex
+	facts  map[string]fact // what a case with Same saw first
+	loaded map[*target]bool
 }
 
 type fact struct{ image, output string }
 
 func newRunner(ctx context.Context, o Options) (*runner, error) {
-	r := &runner{Options: o, facts: map[string]fact{}, probes: map[string]string{}}
+	r := &runner{Options: o, facts: map[string]fact{}, loaded: map[*target]bool{}, probes: map[string]string{}}
 	r.Dist = cmp.Or(r.Dist, r.Getenv("SMOKE_DIST"), filepath.Join(r.Root, "dist"))
 	r.Reports = cmp.Or(r.Reports, filepath.Join(r.Dist, "smoke"))
 	var err error
@@ -128,6 +130,11 @@ func newRunner(ctx context.Context, o Options) (*runner, error) {
 	if v := r.Getenv("SMOKE_JOBS"); v != "" {
 		if r.jobs, err = strconv.Atoi(v); err != nil || r.jobs < 1 {
 			return nil, fmt.Errorf("SMOKE_JOBS=%q is not a number of cases to run at a time", v)
+		}
+	}
+	if v := r.Getenv("SMOKE_CASES"); v != "" {
+		if _, err := path.Match(v, ""); err != nil {
+			return nil, fmt.Errorf("SMOKE_CASES=%q is no pattern: %w", v, err)
 		}
 	}
 	r.slow = 1
@@ -188,7 +195,7 @@ func (r *runner) openEngine(ctx context.Context) (engine.Engine, error) {
 func (r *runner) ci() bool { return r.Getenv("CI") == "true" }
 
 func (r *runner) run(ctx context.Context) (report *Report, err error) {
-	report = &Report{Started: time.Now().UTC()}
+	report = &Report{Started: time.Now().UTC(), Results: []Result{}}
 	tasks := r.matrix()
 	if len(tasks) == 0 {
 		return nil, fmt.Errorf("no case matches: images %v, SMOKE_CASES=%q", r.Images, r.Getenv("SMOKE_CASES"))

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,7 +111,7 @@ func newTestRunner(t *testing.T, e engine.Engine, cases string) *runner {
 	}
 	r := &runner{
 		Options: Options{Root: root, Getenv: func(string) string { return "" }, Log: t.Output(), Reports: dir},
-		suite:   s, engine: e, jobs: 2, slow: 1, cache: cache, scratch: scratch, probes: map[string]string{}, facts: map[string]fact{},
+		suite:   s, engine: e, jobs: 2, slow: 1, cache: cache, scratch: scratch, probes: map[string]string{}, facts: map[string]fact{}, loaded: map[*target]bool{},
 	}
 	for _, v := range []struct {
 		name string
@@ -140,6 +141,69 @@ func report(t *testing.T, r *runner) (*Report, string) {
 		t.Fatal(err)
 	}
 	return rep, text.String()
+}
+
+// slowly is an engine that takes its time to load an image, once.
+type slowly struct {
+	*direct
+	load func()
+}
+
+func (s *slowly) Load(context.Context, *engine.Image) error {
+	s.load()
+	return nil
+}
+
+// To load an image is said, and is no case's time.
+func TestLoadingIsSaid(t *testing.T) {
+	const takes = 300 * time.Millisecond
+	r := newTestRunner(t, &slowly{newDirect(), sync.OnceFunc(func() { time.Sleep(takes) })},
+		"cases:\n  - {name: x, title: The first case, images: [loomcycle], steps: [{run: 'true'}]}\n  - {name: y, title: Another case, images: [loomcycle], steps: [{run: 'true'}]}\n")
+	var log bytes.Buffer
+	r.Log = &log
+	tasks := r.matrix()
+	if err := r.compileProbes(t.Context(), tasks); err != nil {
+		t.Fatal(err)
+	}
+	for i, task := range tasks {
+		start := time.Now()
+		res := r.one(t.Context(), task)
+		if took := time.Since(start).Seconds(); res.Status != Passed || i == 0 && res.Seconds > took-takes.Seconds() {
+			t.Errorf("%s took %.1f s in all, and %.1f s are its own: %+v", task.name(), took, res.Seconds, res)
+		}
+	}
+	if got, want := log.String(), "smoke: direct gets loomcycle for linux/"+runtime.GOARCH+"\n"; got != want {
+		t.Errorf("the log is %q, want %q", got, want)
+	}
+}
+
+// A run that was interrupted at once has a report of no results.
+func TestInterruptedAtOnce(t *testing.T) {
+	r := newTestRunner(t, newDirect(), "cases:\n  - {name: structure, title: It needs no engine, images: [loomcycle], structure: true}\n")
+	r.engine = nil
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	rep, err := r.run(ctx)
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := rep.write(t.Output(), r.Reports, ""); err != nil {
+		t.Fatal(err)
+	}
+	read(t, filepath.Join(r.Reports, "report.json"), func(text []byte) error {
+		if !bytes.Contains(text, []byte(`"results": []`)) {
+			t.Errorf("%s", text)
+		}
+		return nil
+	})
+}
+
+// A filter that is no pattern is called that.
+func TestBadFilter(t *testing.T) {
+	_, err := newRunner(t.Context(), Options{Root: "..", Getenv: environment(map[string]string{"SMOKE_CASES": "[", "LOOMCYCLE_CACHE": t.TempDir()})})
+	if err == nil || !strings.Contains(err.Error(), `SMOKE_CASES="[" is no pattern`) {
+		t.Error(err)
+	}
 }
 
 func newDirect() *direct { return &direct{volumes: map[string]bool{}} }
@@ -344,7 +408,7 @@ structure                 ok 0.2 ok 0.2  ok 0.2 ok 0.2  ok 0.2 ok 0.2  ok 0.2 ok
 python-compiled/hardened  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123  ok 123 ok 123
 stop                      FAILED -       -      -       -      -       -      -       -      -
 every-tool/gvisor         -      -       -      -       no run -       -      -       -      -
-ok: passed, in so many seconds; -: no case of this image or platform
+ok: passed, in so many seconds; -: no case of this image, platform or profile
 `
 	if out.String() != want {
 		t.Errorf("the table is\n%s\nand not\n%s", &out, want)

@@ -40,7 +40,7 @@ func (r *runner) one(ctx context.Context, t *task) Result {
 	}
 	start := time.Now()
 	err := r.attempt(ctx, t)
-	res.Seconds = time.Since(start).Seconds()
+	res.Seconds = (time.Since(start) - t.loading).Seconds()
 	var f *failure
 	var skip errNotRun
 	switch {
@@ -86,7 +86,7 @@ func (r *runner) phases(ctx context.Context, t *task, sh *shared) error {
 			}
 			return fmt.Errorf("%s cannot run this case: %w", r.engine.Name(), err)
 		}
-		if err := r.engine.Load(ctx, &t.target.Image); err != nil {
+		if err := r.load(ctx, t); err != nil {
 			return err
 		}
 		phase := func() error {
@@ -109,6 +109,20 @@ func (r *runner) phases(ctx context.Context, t *task, sh *shared) error {
 		return r.same(t, output.String())
 	}
 	return nil
+}
+
+// load gives the engine the task's image. All tasks of an image wait for the
+// first to have done it, and the time of that counts for none.
+func (r *runner) load(ctx context.Context, t *task) error {
+	r.mu.Lock()
+	if !r.loaded[t.target] {
+		r.loaded[t.target] = true
+		fmt.Fprintf(r.Log, "smoke: %s gets %s for %s\n", r.engine.Name(), t.target.Name, t.target.Platform)
+	}
+	r.mu.Unlock()
+	start := time.Now()
+	defer func() { t.loading += time.Since(start) }()
+	return r.engine.Load(ctx, &t.target.Image)
 }
 
 // same compares a case's output with what the other images gave.

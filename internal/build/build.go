@@ -4,6 +4,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,21 +163,14 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	if b.state, err = vcs.Describe(ctx, b.Root); err != nil {
 		return nil, err
 	}
-	b.build = images.Build{Version: b.state.Version, Revision: b.state.Commit, Created: b.state.Time}
+	b.build = images.Build{Version: b.state.Version, Revision: b.state.Commit}
 	if v := b.Getenv("VERSION"); v != "" {
 		if b.build.Version, err = version(v); err != nil {
 			return nil, err
 		}
 	}
-	if b.build.Created.IsZero() {
-		b.build.Created = time.Unix(b.lock.Epoch, 0)
-	}
-	if v := b.Getenv("SOURCE_DATE_EPOCH"); v != "" {
-		seconds, err := strconv.ParseInt(v, 10, 64)
-		if err != nil || seconds < 0 {
-			return nil, fmt.Errorf("SOURCE_DATE_EPOCH=%q is not a number of seconds since 1970", v)
-		}
-		b.build.Created = time.Unix(seconds, 0)
+	if b.build.Created, err = created(b.Getenv("SOURCE_DATE_EPOCH"), b.state.Time, b.lock.Epoch); err != nil {
+		return nil, err
 	}
 	if b.Getenv("NPM_CONFIG_REGISTRY") == "" && b.Getenv("npm_config_registry") == "" {
 		// npm itself knows which registry this machine uses.
@@ -190,6 +184,21 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	b.sources = newSources(mirror.FromMachine(ctx, b.Getenv))
 	b.runtime, err = resolveLoomcycle(ctx, b.Getenv, b.cache, stamp(b.build.Version, b.build.Revision))
 	return b, err
+}
+
+// created is the time that the images carry: SOURCE_DATE_EPOCH, else the
+// commit's, and outside git the lock's.
+func created(sourceDateEpoch string, commit time.Time, locked int64) (time.Time, error) {
+	switch seconds, err := strconv.ParseInt(sourceDateEpoch, 10, 64); {
+	case sourceDateEpoch == "" && commit.IsZero():
+		return time.Unix(locked, 0), nil
+	case sourceDateEpoch == "":
+		return commit, nil
+	case err != nil || seconds < 0:
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH=%q is not a number of seconds since 1970", sourceDateEpoch)
+	default:
+		return time.Unix(seconds, 0), nil
+	}
 }
 
 // What an image's tag may hold, with the v of the tag vX.Y.Z before it. It is
@@ -224,7 +233,7 @@ type variant struct {
 const tries = 5
 
 func (b *builder) solve(ctx context.Context, stage *dist.Staging) ([]variant, error) {
-	store, err := buildkit.OpenStore(stage.Layout(), stage.Has)
+	store, err := buildkit.OpenStore(stage.Layout(), stage.Has, b.Builder.Blobs()...)
 	if err != nil {
 		return nil, err
 	}
@@ -520,6 +529,11 @@ func (b *builder) secrets() map[string][]byte {
 	if b.runtime.web { // the registry that Node comes from, wherever it is named
 		if urls, err := b.sources.mirrors.Candidates(lock.Source{Kind: lock.KindNPM}); err == nil {
 			out[images.SecretNPMRegistry] = []byte(urls[0])
+		}
+	}
+	for _, name := range images.ProxyVariables() {
+		if v := cmp.Or(b.Getenv(name), b.Getenv(strings.ToLower(name))); v != "" {
+			out[name] = []byte(v)
 		}
 	}
 	for _, file := range []string{b.Getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"} {

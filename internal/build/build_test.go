@@ -1,6 +1,7 @@
 package build
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/mod/sumdb/dirhash"
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
@@ -29,6 +33,9 @@ import (
 
 const repo = "../.."
 
+// pooled is the folder of pool, if a test asked for it.
+var pooled string
+
 // pool is the group of the distroless image, fetched once from the machine's
 // own mirror.
 var pool = sync.OnceValues(func() (string, error) {
@@ -36,6 +43,7 @@ var pool = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	pooled = dir
 	l, err := lock.Load(filepath.Join(repo, "images", "lock"))
 	if err != nil {
 		return "", err
@@ -54,9 +62,7 @@ var pool = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := pool(); err == nil {
-		os.RemoveAll(dir)
-	}
+	os.RemoveAll(pooled)
 	os.Exit(code)
 }
 
@@ -435,20 +441,94 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// behindProxy serves a module from http://modules.example.test, which only an
+// HTTP proxy finds: the server's own address. Asked directly it is the machine's
+// module proxy without that module. It returns the address, GOPROXY, and go.sum.
+func behindProxy(t *testing.T, path, version string) (address, goproxy, sum string) {
+	t.Helper()
+	toolchain := lock.Source{Kind: lock.KindGo, Path: "x"}
+	machine, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(toolchain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gomod := "module " + path + "\n\ngo 1.24\n"
+	files := map[string]string{"go.mod": gomod, "dep.go": "package dep\n\nconst Word = \"found behind a proxy\"\n"}
+	var packed bytes.Buffer
+	z := zip.NewWriter(&packed)
+	hash := func(names ...string) string {
+		h, err := dirhash.Hash1(names, func(name string) (io.ReadCloser, error) {
+			return io.NopCloser(strings.NewReader(files[name[strings.LastIndex(name, "/")+1:]])), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	var names []string
+	for name, text := range files {
+		names = append(names, path+"@"+version+"/"+name)
+		w, err := z.Create(names[len(names)-1])
+		if err == nil {
+			_, err = io.WriteString(w, text)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ours := strings.HasPrefix(r.URL.Path, "/"+path+"/@v/"+version)
+		switch {
+		case r.URL.Host != "modules.example.test" && !ours: // for BuildKit and the tests' own compiling
+			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
+		case r.URL.Host != "modules.example.test" || !ours:
+			http.NotFound(w, r)
+		case strings.HasSuffix(r.URL.Path, ".info"):
+			fmt.Fprintf(w, `{"Version": %q}`, version)
+		case strings.HasSuffix(r.URL.Path, ".mod"):
+			io.WriteString(w, gomod)
+		case strings.HasSuffix(r.URL.Path, ".zip"):
+			w.Write(packed.Bytes())
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, s.URL + ",http://modules.example.test",
+		fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", path, version, hash(names...), hash("go.mod"))
+}
+
 // Another loomcycle, at a tag of its own repository: its user interface is
-// built with npm, compiled in, and the binary has that repository's version.
+// built with npm, compiled in with a module from behind an HTTP proxy, and the
+// binary has that repository's version.
 func TestRuntimeWithUserInterface(t *testing.T) {
 	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null") // whoever runs it may sign commits and tags
+	npm, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(lock.Source{Kind: lock.KindNPM})
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry, err := url.Parse(npm[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A version that no cache has.
+	version := fmt.Sprintf("v1.0.%d", time.Now().UnixNano())
+	proxy, goproxy, sum := behindProxy(t, "example.test/dep", version)
+	t.Setenv("GOPROXY", goproxy)
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"go.mod": "module example.org/loomcycle\n\ngo 1.24\n",
+		"go.mod": "module example.org/loomcycle\n\ngo 1.24\n\nrequire example.test/dep " + version + "\n",
+		"go.sum": sum,
 		"cmd/loomcycle/main.go": `package main
 
-import "example.org/loomcycle/web"
+import (
+	"example.org/loomcycle/web"
+	"example.test/dep"
+)
 
 var version, commit string
 
-func main() { println(version, commit, web.Page) }
+func main() { println(version, commit, web.Page, dep.Word) }
 `,
 		"web/web.go":       "package web\n\nimport _ \"embed\"\n\n//go:embed dist/page\nvar Page string\n",
 		"web/build.js":     `require("fs").mkdirSync("dist"); require("fs").writeFileSync("dist/page", "made by npm: " + require("is-number")("42"))`,
@@ -474,7 +554,8 @@ func main() { println(version, commit, web.Page) }
 		commit = strings.TrimSpace(string(out))
 	}
 	// The BuildKit of ordinary builds: Node's image has most of the toolchain.
-	o := options(t, nil, map[string]string{"LOOMCYCLE_SOURCE": "git:" + dir + "#v3.2.1", "LOOMCYCLE_CACHE": ""})
+	o := options(t, nil, map[string]string{"LOOMCYCLE_SOURCE": "git:" + dir + "#v3.2.1", "LOOMCYCLE_CACHE": "",
+		"http_proxy": proxy, "NO_PROXY": registry.Hostname()})
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -502,7 +583,7 @@ func main() { println(version, commit, web.Page) }
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"made by npm: true", "3.2.1", commit} {
+		for _, want := range []string{"made by npm: true", "found behind a proxy", "3.2.1", commit} {
 			if !bytes.Contains(binary, []byte(want)) {
 				t.Errorf("%s: the binary does not have %q", v.Platform, want)
 			}

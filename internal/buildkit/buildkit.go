@@ -95,7 +95,12 @@ func sweep(dir string, getenv func(string) string) {
 	defer cancel()
 	for _, home := range cache.Daemons(dir) {
 		d, err := NewDaemon(Options{Getenv: getenv, Log: io.Discard, CacheDir: filepath.Dir(filepath.Dir(home)), Private: filepath.Base(home)})
-		if err == nil && (d.used() || d.Down(ctx) != nil) {
+		if err != nil {
+			continue
+		}
+		release, used := d.reserve()
+		release()
+		if used || d.Down(ctx) != nil {
 			return
 		}
 	}
@@ -124,6 +129,7 @@ type Node struct {
 	Snapshotter string
 
 	leave func() // see Daemon.join
+	state string // the private daemon's
 }
 
 // Close ends the connection, not the daemon.
@@ -163,6 +169,18 @@ func (b *Builder) Nodes() []*Node {
 		}
 	}
 	return nodes
+}
+
+// Blobs are the folders of this machine in which nodes keep what they export,
+// as ALGORITHM/ENCODED.
+func (b *Builder) Blobs() []string {
+	var folders []string
+	for _, n := range b.Nodes() {
+		if n.state != "" {
+			folders = append(folders, filepath.Join(n.state, "runc-"+n.Snapshotter, "content", "blobs"))
+		}
+	}
+	return folders
 }
 
 // Close closes the connections. A private daemon goes on running, warm.

@@ -336,11 +336,24 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 }
 
 // A changed configuration replaces a daemon that nobody uses.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestChangedConfigurationRestarts(t *testing.T) {
 	d, opts, log := fresh(t, nil)
 	user := up(t, d)
 	before, _ := d.running()
 	opts.Getenv = env(map[string]string{"BUILDKIT_MAX_USED_SPACE": "7GB"})
+	opts.Log = writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "restarting") {
+			if leave, err := d.join(); err == nil {
+				leave()
+				t.Error("a process can join a daemon that is about to be stopped")
+			}
+		}
+		return log.Write(line)
+	})
 	changed, err := NewDaemon(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -405,18 +418,19 @@ func TestLongSocketPath(t *testing.T) {
 // local folders that such a job needs.
 func steps(t *testing.T) (run func(name string, args []string, opts ...llb.RunOption) llb.ExecState, locals map[string]fsutil.FS) {
 	t.Helper()
-	dir := t.TempDir()
-	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "step"), "./testdata/step")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	dir := os.Getenv(stepVariable)
+	if dir == "" {
+		dir = t.TempDir()
+		if err := buildStep(dir); err != nil {
+			t.Fatal(err)
+		}
 	}
 	fs, err := fsutil.NewFS(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	run = func(name string, args []string, opts ...llb.RunOption) llb.ExecState {
-		program := llb.AddMount("/t", llb.Local("t", llb.WithCustomName("[t] test program")), llb.Readonly)
+		program := llb.AddMount("/t", llb.Local("t", llb.WithCustomName("send the test program")), llb.Readonly)
 		return llb.Scratch().Run(append(opts, program, llb.Args(append([]string{"/t/step"}, args...)), llb.WithCustomName(name))...)
 	}
 	return run, map[string]fsutil.FS{"t": fs}
@@ -444,17 +458,18 @@ func TestStepsAndNetwork(t *testing.T) {
 	b := connected(t, opts)
 	// The daemon uses the host's network for steps that don't refuse one: no
 	// CNI plugin and no entitlement is needed to download modules.
-	online := run("[online] get", []string{"get", srv.URL}).Root()
-	offline := run("[offline] look", []string{"offline"}, llb.Network(llb.NetModeNone)).Root()
+	online := run("get online", []string{"get", srv.URL}).Root()
+	offline := run("look offline", []string{"offline"}, llb.Network(llb.NetModeNone)).Root()
 	_, err := b.Solve(t.Context(),
 		Job{Name: "online", Definition: marshal(t, online), Opt: client.SolveOpt{LocalMounts: locals}},
 		Job{Name: "offline", Definition: marshal(t, offline), Opt: client.SolveOpt{LocalMounts: locals}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"[online] get", "[offline] look", "[t] test program"} {
-		if !strings.Contains(log.String(), name) {
-			t.Errorf("the display lacks %q", name)
+	for _, name := range []string{"get online", "look offline", "send the test program"} {
+		// Without the name of a job: one of the three steps is of both.
+		if !strings.Contains(log.String(), name) || strings.Contains(log.String(), "] "+name) {
+			t.Errorf("the display lacks %q, or has it as a job's:\n%s", name, log)
 		}
 	}
 	if err := d.Down(t.Context()); err != nil {
@@ -656,6 +671,22 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	a, s := digests(toolbox.Layers), digests(session.Layers)
 	if len(a) != 3 || len(s) != 3 || !slices.Equal(a[:2], s[:2]) || a[2] == s[2] {
 		t.Errorf("layers %q and %q: want three each, the first two shared", a, s)
+	}
+	// Another store takes the same from the daemon's own, without a copy.
+	linked := t.TempDir()
+	direct, err := OpenStore(linked, nil, b.Blobs()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Solve(t.Context(), exportJob(t, direct, "linux/amd64", 3, llb.Merge([]llb.State{one, two, three}), locals)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range append(a, toolbox.Config.Digest) {
+		own, err1 := os.Stat(filepath.Join(b.Blobs()[0], "sha256", d.Encoded()))
+		here, err2 := os.Stat(filepath.Join(linked, "blobs", "sha256", d.Encoded()))
+		if err := errors.Join(err1, err2); err != nil || !os.SameFile(own, here) {
+			t.Errorf("%s was copied from the daemon on the same file system, or is missing: %v", d, err)
+		}
 	}
 	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
 		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)

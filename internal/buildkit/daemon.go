@@ -120,7 +120,7 @@ func (d *Daemon) connect(ctx context.Context) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Client: c, Source: "private daemon", Address: d.Address()}
+	n := &Node{Client: c, Source: "private daemon", Address: d.Address(), state: d.state()}
 	if err := describe(ctx, n); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("the private daemon at %s does not answer: %w", d.Address(), err)
@@ -198,8 +198,10 @@ root = %q
     all = true
     maxUsedSpace = %[6]q
     minFreeSpace = "5%%"
-`, filepath.Join(d.dir, "state"), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
+`, d.state(), d.Address(), filepath.Join(filepath.Dir(d.sock), "otel.sock"), findRunc(), "/"+d.cgroup(), maxUsed, d.opts.Parallelism)
 }
+
+func (d *Daemon) state() string { return filepath.Join(d.dir, "state") }
 
 // cgroup is the parent of the steps' cgroups, so that what a killed daemon
 // leaves can be told from another's.
@@ -240,12 +242,12 @@ func (d *Daemon) join() (leave func(), err error) {
 
 func (d *Daemon) users() *flock.Flock { return flock.New(filepath.Join(d.dir, "users")) }
 
-// used tells whether a process has joined.
-func (d *Daemon) used() bool {
+// reserve keeps others from joining until release is called, unless a process
+// has joined already.
+func (d *Daemon) reserve() (release func(), used bool) {
 	l := d.users()
 	ok, err := l.TryLock()
-	defer l.Unlock()
-	return err == nil && !ok
+	return func() { l.Unlock() }, err == nil && !ok
 }
 
 // Up returns the daemon, starting it when it is not up. What an earlier one
@@ -288,10 +290,13 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 		switch {
 		case err == nil && r.Key == p.key:
 			return n, nil
-		case err == nil && d.used():
-			d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
-			return n, nil
 		case err == nil:
+			release, used := d.reserve()
+			defer release()
+			if used {
+				d.opts.notice("the private buildkitd %s is of another version or configuration, but in use: taking it as it is", n.Version)
+				return n, nil
+			}
 			n.Close()
 			d.opts.notice("restarting the private buildkitd: its version or configuration has changed")
 			err = d.stop(r)
@@ -414,7 +419,9 @@ func (d *Daemon) Down(ctx context.Context) error {
 	}
 	defer unlock()
 	if r, ok := d.running(); ok {
-		if d.used() {
+		release, used := d.reserve()
+		defer release()
+		if used {
 			d.opts.notice("stopping the private buildkitd while it is in use")
 		}
 		if err := d.stop(r); err != nil {

@@ -63,14 +63,22 @@ type track struct {
 	view *view
 	job  string
 	node *Node
+	// named are the custom names of the job's steps.
+	named map[string]bool
 
 	mu     sync.Mutex
 	failed []FailedStep
 	logs   map[digest.Digest][]byte
 }
 
-func (v *view) track(job string, node *Node) *track {
-	return &track{view: v, job: job, node: node, logs: map[digest.Digest][]byte{}}
+func (v *view) track(job Job, node *Node) *track {
+	t := &track{view: v, job: job.Name, node: node, named: map[string]bool{}, logs: map[digest.Digest][]byte{}}
+	if job.Definition != nil {
+		for _, step := range job.Definition.Metadata {
+			t.named[step.Description["llb.customname"]] = true
+		}
+	}
+	return t
 }
 
 // keepLog is how much of a failed step's output an Error carries, in bytes.
@@ -119,13 +127,14 @@ func (t *track) key(d digest.Digest) digest.Digest {
 }
 
 // label adds the job to names that BuildKit gave ("exporting to oci image
-// format"); a custom name starts with a bracket and needs only the node.
+// format"). A step with a name of its own may be shared by several jobs: it needs
+// only the node.
 func (t *track) label(name string) string {
 	switch {
-	case !strings.HasPrefix(name, "["):
+	case !t.named[name]:
 		return "[" + t.job + "] " + name
 	case t.view.manyNodes:
-		return "[" + t.node.Platform + " " + name[1:]
+		return "[" + t.node.Platform + "] " + name
 	}
 	return name
 }

@@ -109,7 +109,7 @@ func (b *Builder) Solve(ctx context.Context, jobs ...Job) ([]*client.SolveRespon
 			opt.CacheImports = append(append([]client.CacheOptionsEntry(nil), opt.CacheImports...), caches[i].from...)
 			opt.CacheExports = append(append([]client.CacheOptionsEntry(nil), opt.CacheExports...), caches[i].to...)
 			opt.Session = append(append([]session.Attachable(nil), opt.Session...), b.auth(b.opts.Log))
-			track := view.track(j.Name, node)
+			track := view.track(j, node)
 			status := make(chan *client.SolveStatus)
 			type result struct {
 				res *client.SolveResponse

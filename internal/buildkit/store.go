@@ -2,8 +2,11 @@ package buildkit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -17,8 +20,10 @@ import (
 // blobs/sha256. One store takes the exports of any number of concurrent jobs: a
 // blob that it already has is not sent again, one that is just coming is waited
 // for. Two stores of one folder at the same time would corrupt each other's writes.
-// has names more blobs, not in the folder, that need not be sent.
-func OpenStore(dir string, has func(digest.Digest) bool) (content.Store, error) {
+// has names more blobs, not in the folder, that need not be sent. A blob that
+// lies in one of the folders of Builder.Blobs is linked, not sent: what reads it
+// has to check it, since a later change of the file there would show here.
+func OpenStore(dir string, has func(digest.Digest) bool, blobs ...string) (content.Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the layout %s: %w", dir, err)
 	}
@@ -30,7 +35,7 @@ func OpenStore(dir string, has func(digest.Digest) bool) (content.Store, error) 
 	if err != nil {
 		return nil, fmt.Errorf("opening the blob store of %s: %w", dir, err)
 	}
-	return &waitingStore{Store: store, has: has, turns: map[string]chan struct{}{}}, nil
+	return &waitingStore{Store: store, dir: dir, has: has, blobs: blobs, turns: map[string]chan struct{}{}}, nil
 }
 
 // waitingStore lets a second writer of a blob wait for the first one, where the
@@ -38,7 +43,9 @@ func OpenStore(dir string, has func(digest.Digest) bool) (content.Store, error) 
 // in the log each time.
 type waitingStore struct {
 	content.Store
+	dir   string
 	has   func(digest.Digest) bool
+	blobs []string
 	mu    sync.Mutex
 	turns map[string]chan struct{}
 }
@@ -50,7 +57,7 @@ func (s *waitingStore) Writer(ctx context.Context, opts ...content.WriterOpt) (c
 			return nil, err
 		}
 	}
-	if s.has != nil && s.has(o.Desc.Digest) {
+	if s.has != nil && s.has(o.Desc.Digest) || s.link(o.Desc.Digest) {
 		return nil, fmt.Errorf("%s: %w", o.Desc.Digest, errdefs.ErrAlreadyExists)
 	}
 	s.mu.Lock()
@@ -71,6 +78,22 @@ func (s *waitingStore) Writer(ctx context.Context, opts ...content.WriterOpt) (c
 		return nil, err
 	}
 	return &turnWriter{Writer: w, done: sync.OnceFunc(func() { <-turn })}, nil
+}
+
+// link takes a blob from the daemon's own store, where that is on the same file
+// system: gigabytes neither pass through a socket nor are written again.
+func (s *waitingStore) link(d digest.Digest) bool {
+	at := filepath.Join(s.dir, "blobs", d.Algorithm().String())
+	for _, from := range s.blobs {
+		if os.MkdirAll(at, 0o755) != nil {
+			return false
+		}
+		err := os.Link(filepath.Join(from, d.Algorithm().String(), d.Encoded()), filepath.Join(at, d.Encoded()))
+		if err == nil || errors.Is(err, fs.ErrExist) {
+			return true
+		}
+	}
+	return false
 }
 
 type turnWriter struct {

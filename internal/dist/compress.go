@@ -192,11 +192,15 @@ func (s *Staging) compress(ctx context.Context, diffID digest.Digest) (desc ocis
 	if err != nil {
 		return desc, err
 	}
-	if _, err := io.Copy(z, &cancellable{ctx, in}); err != nil {
+	plain := digest.Canonical.Digester()
+	if _, err := io.Copy(io.MultiWriter(z, plain.Hash()), &cancellable{ctx, in}); err != nil {
 		return desc, err
 	}
 	if err := z.Close(); err != nil {
 		return desc, err
+	}
+	if plain.Digest() != diffID { // it may be the daemon's own file
+		return desc, fmt.Errorf("its bytes have the digest %s: the builder's store is damaged; `go run mage.go buildkit:down` and remove its state (docs/BUILDKIT.md)", plain.Digest())
 	}
 	info, err := out.Stat()
 	if err != nil {

@@ -152,6 +152,17 @@ func TestCompressRefuses(t *testing.T) {
 	if _, err := s.Compress(t.Context(), []digest.Digest{exported(t, s, layer(t), ocispec.MediaTypeImageLayerGzip)}); err == nil {
 		t.Error("a compressed layer was taken")
 	}
+	m := exported(t, s, layer(t), ocispec.MediaTypeImageLayer)
+	at := s.blob(digest.FromBytes(layer(t)).Encoded())
+	if err := errors.Join(os.Chmod(at, 0o644), os.WriteFile(at, []byte("rotten"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Compress(t.Context(), []digest.Digest{m}); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("a damaged layer of the builder's: %v", err)
+	}
+	if err := os.Remove(at); err != nil {
+		t.Fatal(err)
+	}
 	cancelled, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("ctrl-c"))
 	if _, err := s.Compress(cancelled, []digest.Digest{exported(t, s, layer(t), ocispec.MediaTypeImageLayer)}); err == nil {

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// Load puts the variant for this machine into the first engine found, docker
-// or podman, and returns the reference by which the engine knows it.
+// Load puts the variant for this machine into the first engine that answers, and
+// returns the reference by which the engine knows it. podman is asked first, which
+// the guides and the sidecar use, unless DOCKER_HOST names a docker.
 func Load(ctx context.Context, folder, image string) (ref, engine string, err error) {
 	r, err := Read(folder)
 	if err != nil {
@@ -27,7 +30,7 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
-	engine, err = findEngine(ctx)
+	engine, err = findEngine(ctx, os.Getenv("DOCKER_HOST"))
 	if err != nil {
 		return "", "", err
 	}
@@ -59,8 +62,12 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 // tagOf makes a tag of a version: build metadata's + is not allowed in one.
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }
 
-func findEngine(ctx context.Context) (string, error) {
-	for _, engine := range []string{"docker", "podman"} {
+func findEngine(ctx context.Context, dockerHost string) (string, error) {
+	engines := []string{"podman", "docker"}
+	if dockerHost != "" {
+		slices.Reverse(engines)
+	}
+	for _, engine := range engines {
 		if exec.CommandContext(ctx, engine, "info").Run() == nil {
 			return engine, nil
 		}

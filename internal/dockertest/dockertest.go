@@ -4,6 +4,9 @@ package dockertest
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,42 +40,86 @@ func Start(t *testing.T) string {
 	if !Programs(t) {
 		citest.Skip(t, "no docker engine answers at %s, and docker is not installed (apt-get install docker.io docker-cli)", host)
 	}
-	host = "unix://" + filepath.Join(dir, "sock")
-	config := filepath.Join(dir, "daemon.json")
-	if err := os.WriteFile(config, []byte(`{"features": {"containerd-snapshotter": true}}`), 0o644); err != nil {
+	d, err := New(dir, filepath.Join(dir, "data"), map[string]any{"features": map[string]bool{"containerd-snapshotter": true}})
+	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("dockerd", "--config-file", config, "--host", host,
-		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"), "--pidfile", filepath.Join(dir, "pid"),
-		"--iptables=false", "--ip-forward=false", "--bridge=none")
-	var out syncbuf.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	t.Cleanup(func() {
+		d.Stop()
+		if t.Failed() {
+			t.Logf("dockerd:\n%s", &d.out)
+		}
+	})
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DOCKER_HOST", d.Host)
+	return d.Host
+}
+
+// Daemon is a dockerd of a test's own. It has no bridge and sets no firewall, so that
+// it leaves the machine's network alone.
+type Daemon struct {
+	Host string // its address
+
+	dir, root string
+	cmd       *exec.Cmd
+	ended     chan struct{}
+	out       syncbuf.Buffer
+}
+
+// New configures a daemon whose socket is in dir and whose images and containers are
+// in root. config is more for its daemon.json.
+func New(dir, root string, config map[string]any) (*Daemon, error) {
+	d := &Daemon{Host: "unix://" + filepath.Join(dir, "sock"), dir: dir, root: root}
+	all := map[string]any{"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "log-level": "warn"}
+	maps.Copy(all, config)
+	text, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	return d, os.WriteFile(filepath.Join(dir, "daemon.json"), text, 0o644)
+}
+
+// Start starts the daemon and waits until it answers.
+func (d *Daemon) Start() error {
+	in := func(name string) string { return filepath.Join(d.dir, name) }
+	cmd := exec.Command("dockerd", "--config-file", in("daemon.json"), "--host", d.Host, "--data-root", d.root, "--exec-root", in("exec"), "--pidfile", in("pid"))
+	cmd.Stdout, cmd.Stderr = &d.out, &d.out
 	// Ends with the test program, when that runs into its timeout and nothing
 	// cleans up. (The thread that forked lives as long: Go ends only locked ones.)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		cmd.Wait()
-		// Where mounts are private dockerd binds its data root to itself, and
-		// leaves that; where they are not there is nothing to unmount.
-		_ = syscall.Unmount(filepath.Join(dir, "data"), syscall.MNT_DETACH)
-		if t.Failed() {
-			t.Logf("dockerd:\n%s", &out)
-		}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ended := make(chan struct{})
+	d.cmd, d.ended = cmd, ended
+	go func() { _ = cmd.Wait(); close(ended) }()
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
-	for !answers(ctx, host) {
-		if ctx.Err() != nil {
-			t.Fatalf("dockerd does not answer:\n%s", &out)
+	for !answers(ctx, d.Host) {
+		select {
+		case <-ended:
+			return fmt.Errorf("dockerd ended:\n%s", &d.out)
+		case <-ctx.Done():
+			return fmt.Errorf("dockerd does not answer:\n%s", &d.out)
+		case <-time.After(50 * time.Millisecond): // polling a process of another program
 		}
-		time.Sleep(50 * time.Millisecond) // polling a process of another program
 	}
-	t.Setenv("DOCKER_HOST", host)
-	return host
+	return nil
+}
+
+// Stop ends the daemon, and with it its containers.
+func (d *Daemon) Stop() {
+	if d.cmd == nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGTERM)
+	<-d.ended
+	d.cmd = nil
+	// Where mounts are private dockerd binds its data root to itself, and
+	// leaves that; where they are not there is nothing to unmount.
+	_ = syscall.Unmount(d.root, syscall.MNT_DETACH)
 }
 
 // Programs tells whether docker's programs are on PATH. In CI, as root on Debian,

@@ -81,11 +81,12 @@ type Change struct {
 
 // Update pins every reference to the images in the YAML and text files below a
 // folder, in place: only the values change, each on its line, so comments,
-// order and style stay. A reference is known by the last part of its
-// repository; its registry stays, because a mirror has the same digests. A
-// template that is no YAML is told to skipped. The error has every file that
-// could not be updated; the others are.
-func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, error) {
+// order and style stay. A reference is known by the last parts of its
+// repository; its registry stays, because a mirror has the same digests. What
+// looks like a pin and can't be one is told to left, with the reason: a template
+// that is no YAML, a reference with a variable, one that may be two images'.
+// The error has every file that could not be updated; the others are.
+func Update(folder string, pins []Pin, left func(where, why string)) ([]Change, error) {
 	var all []Change
 	var failed []error
 	err := filepath.WalkDir(folder, func(file string, d fs.DirEntry, err error) error {
@@ -95,7 +96,7 @@ func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, err
 		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && file != folder {
 			return filepath.SkipDir
 		}
-		var edit func([]byte, []Pin) ([]byte, []Change, error)
+		var edit func([]byte, *finder) ([]byte, []Change, error)
 		switch filepath.Ext(file) {
 		case ".yaml", ".yml":
 			edit = updateYAML
@@ -109,10 +110,10 @@ func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, err
 		if err != nil {
 			return err
 		}
-		text, changes, err := edit(old, pins)
+		text, changes, err := edit(old, &finder{pins, func(line int, why string) { left(fmt.Sprintf("%s:%d", file, line), why) }})
 		switch {
 		case err != nil && bytes.Contains(old, []byte("{{")): // a Helm chart's
-			skipped(file)
+			left(file, "it is a template")
 			return nil
 		case err != nil:
 			failed = append(failed, fmt.Errorf("%s: %w", file, err))
@@ -134,14 +135,33 @@ func Update(folder string, pins []Pin, skipped func(file string)) ([]Change, err
 	return all, errors.Join(append(failed, err)...)
 }
 
-// find tells whose image a repository is.
-func find(repository string, pins []Pin) (Pin, bool) {
-	for _, p := range pins {
-		if path.Base(repository) == path.Base(p.Repository) {
-			return p, true
+// finder knows the pins, and whom to tell what is left in a file.
+type finder struct {
+	pins []Pin
+	left func(line int, why string)
+}
+
+// find tells whose image a repository is: that of which most of the last parts
+// are the same.
+func (f *finder) find(repository string, line int) (Pin, bool) {
+	var best []Pin
+	most := 1
+	for _, p := range f.pins {
+		same := 0
+		for a, b := repository, p.Repository; a != "." && b != "." && path.Base(a) == path.Base(b); a, b = path.Dir(a), path.Dir(b) {
+			same++
+		}
+		if same > most {
+			most, best = same, nil
+		}
+		if same == most {
+			best = append(best, p)
 		}
 	}
-	return Pin{}, false
+	if len(best) > 1 {
+		f.left(line, fmt.Sprintf("%s may be %s or %s; name more of the repository", repository, best[0].Repository, best[1].Repository))
+	}
+	return append(best, Pin{})[0], len(best) == 1
 }
 
 var (
@@ -152,8 +172,14 @@ var (
 // pinned is a reference with the release's tag and digest. In free text a
 // reference names its registry and a tag or digest, as anything less may be a
 // path, or a host and port.
-func pinned(ref string, text bool, pins []Pin) (string, bool) {
+func (f *finder) pinned(ref string, text bool, line int) (string, bool) {
 	m := reference.FindStringSubmatch(ref)
+	if m == nil && !text && strings.Contains(ref, "$") {
+		name := strings.FieldsFunc(path.Base(ref), func(r rune) bool { return strings.ContainsRune(":@}", r) })
+		if len(name) > 0 && slices.ContainsFunc(f.pins, func(p Pin) bool { return path.Base(p.Repository) == name[0] }) {
+			f.left(line, fmt.Sprintf("%s has a variable in it; write the reference out, or pin it by hand", ref))
+		}
+	}
 	if m == nil || m[2]+m[3] == "" && !strings.Contains(m[1], "/") {
 		return "", false // a bare word may be a service's name
 	}
@@ -161,11 +187,11 @@ func pinned(ref string, text bool, pins []Pin) (string, bool) {
 	if text && (host == m[1] || m[2]+m[3] == "" || !strings.ContainsAny(host, ".:") && host != "localhost") {
 		return "", false
 	}
-	p, ok := find(m[1], pins)
+	p, ok := f.find(m[1], line)
 	return m[1] + ":" + p.tag(), ok
 }
 
-func updateText(old []byte, pins []Pin) ([]byte, []Change, error) {
+func updateText(old []byte, f *finder) ([]byte, []Change, error) {
 	lines := strings.SplitAfter(string(old), "\n")
 	var changes []Change
 	for i, l := range lines {
@@ -173,7 +199,7 @@ func updateText(old []byte, pins []Pin) ([]byte, []Change, error) {
 			continue
 		}
 		lines[i] = word.ReplaceAllStringFunc(l, func(from string) string {
-			to, ok := pinned(from, true, pins)
+			to, ok := f.pinned(from, true, i+1)
 			if !ok || to == from {
 				return from
 			}
@@ -184,7 +210,7 @@ func updateText(old []byte, pins []Pin) ([]byte, []Change, error) {
 	return []byte(strings.Join(lines, "")), changes, nil
 }
 
-func updateYAML(old []byte, pins []Pin) ([]byte, []Change, error) {
+func updateYAML(old []byte, f *finder) ([]byte, []Change, error) {
 	var edits []edit
 	d := yaml.NewDecoder(bytes.NewReader(old))
 	for {
@@ -194,7 +220,7 @@ func updateYAML(old []byte, pins []Pin) ([]byte, []Change, error) {
 		} else if err != nil {
 			return nil, nil, fmt.Errorf("it is not YAML: %w", err)
 		}
-		walk(&doc, pins, &edits)
+		f.walk(&doc, &edits)
 	}
 	return apply(old, edits)
 }
@@ -205,7 +231,7 @@ type edit struct {
 	to   string
 }
 
-func walk(n *yaml.Node, pins []Pin, edits *[]edit) {
+func (f *finder) walk(n *yaml.Node, edits *[]edit) {
 	if n.Kind == yaml.MappingNode {
 		fields := map[string]*yaml.Node{}
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -214,23 +240,23 @@ func walk(n *yaml.Node, pins []Pin, edits *[]edit) {
 			}
 		}
 		set := func(field, to string) {
-			if f := fields[field]; f != nil && f.Value != to {
-				*edits = append(*edits, edit{f, to})
+			if v := fields[field]; v != nil && v.Value != to {
+				*edits = append(*edits, edit{v, to})
 			}
 		}
 		// A workload's or a service's image.
-		if f := fields["image"]; f != nil {
-			if to, ok := pinned(f.Value, false, pins); ok {
+		if v := fields["image"]; v != nil {
+			if to, ok := f.pinned(v.Value, false, v.Line); ok {
 				set("image", to)
 			}
 		}
 		// Kustomize: {name, newName, newTag, digest}. Helm: {repository, tag, digest}.
 		for _, form := range [][3]string{{"newName", "newTag", "digest"}, {"name", "newTag", "digest"}, {"repository", "tag", "digest"}} {
-			f := fields[form[0]]
-			if f == nil || fields[form[1]] == nil && fields[form[2]] == nil {
+			v := fields[form[0]]
+			if v == nil || fields[form[1]] == nil && fields[form[2]] == nil {
 				continue
 			}
-			p, ok := find(f.Value, pins)
+			p, ok := f.find(v.Value, v.Line)
 			if !ok {
 				continue
 			}
@@ -244,9 +270,13 @@ func walk(n *yaml.Node, pins []Pin, edits *[]edit) {
 		}
 	}
 	for _, c := range n.Content {
-		walk(c, pins, edits)
+		f.walk(c, edits)
 	}
 }
+
+// properties are the anchor and the tag that stand between a node's place and
+// its text (YAML 1.2, 6.9).
+var properties = regexp.MustCompile(`^(?:[&!]\S*\s+)+`)
 
 // apply writes the new values over the old ones, the last first, so that the
 // earlier positions stay right.
@@ -273,12 +303,10 @@ func apply(old []byte, edits []edit) ([]byte, []Change, error) {
 			quote = `"`
 		}
 		raw := quote + e.node.Value + quote
-		// An anchor or a tag stands between the node's place and its text.
-		skip := bytes.Index(line[at:], []byte(raw))
-		if skip < 0 {
+		at += len(properties.Find(line[at:]))
+		if !bytes.HasPrefix(line[at:], []byte(raw)) {
 			return nil, nil, fmt.Errorf("line %d: the value %q is written in a way that can't be replaced in place; write it on one line", e.node.Line, e.node.Value)
 		}
-		at += skip
 		lines[e.node.Line-1] = slices.Concat(line[:at], []byte(quote+e.to+quote), line[at+len(raw):])
 		changes = append(changes, Change{"", e.node.Line, e.node.Value, e.to})
 	}

@@ -69,6 +69,8 @@ builder:
 builder:
     image: {repository: x/loomcycle-builder, tag: 1.2.3, digest: "` + digestB + `"}
 `},
+		"anchors and tags": {"values.yaml", "a: {repository: x/loomcycle, tag: &v18 18}\nb: {repository: x/loomcycle-builder, tag: !!str 1.0.0 }\nc: {repository: x/loomcycle, tag: &v1 !!str '1'}\nd: *v1\n",
+			"a: {repository: x/loomcycle, tag: &v18 1.2.3@" + digestA + "}\nb: {repository: x/loomcycle-builder, tag: !!str 1.2.3@" + digestB + " }\nc: {repository: x/loomcycle, tag: &v1 !!str '1.2.3@" + digestA + "'}\nd: *v1\n"},
 		"kubernetes": {"pod.yaml", "spec:\n  containers:\n  - name: loomcycle\n    image: r.example/loomcycle:latest\n", "spec:\n  containers:\n  - name: loomcycle\n    image: r.example/loomcycle:1.2.3@" + digestA + "\n"},
 		"text":       {"images.env", "# r.example/loomcycle:1.0.0\nIMAGE=r.example/loomcycle:1.0.0\n", "# r.example/loomcycle:1.0.0\nIMAGE=r.example/loomcycle:1.2.3@" + digestA + "\n"},
 		"paths, hosts and bare names in text": {"app.env", "CONFIG_DIR=/srv/loomcycle\nDATA=./loomcycle:rw\nSRC=/srv/loomcycle:1.0.0\nSANDBOX=loomcycle-builder:9000\nURL=http://loomcycle:8787/x\nDOCS=docs.example/loomcycle\nTEAM=team/loomcycle:1.0.0\n",
@@ -85,7 +87,7 @@ builder:
 			if err := os.WriteFile(file, []byte(c.old), 0o640); err != nil {
 				t.Fatal(err)
 			}
-			changes, err := Update(folder, release, noTemplate(t))
+			changes, err := Update(folder, release, noneLeft(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,15 +98,41 @@ builder:
 			if (len(changes) > 0) != (c.old != c.want) {
 				t.Errorf("changes: %+v", changes)
 			}
-			if again, err := Update(folder, release, noTemplate(t)); err != nil || len(again) != 0 {
+			if again, err := Update(folder, release, noneLeft(t)); err != nil || len(again) != 0 {
 				t.Errorf("a second time it changed %+v, %v", again, err)
 			}
 		})
 	}
 }
 
-func noTemplate(t *testing.T) func(string) {
-	return func(file string) { t.Errorf("%s was taken for a template", file) }
+func noneLeft(t *testing.T) func(string, string) {
+	return func(where, why string) { t.Errorf("%s was left: %s", where, why) }
+}
+
+// TestUpdateTellsImagesApart has two images whose repositories end alike.
+func TestUpdateTellsImagesApart(t *testing.T) {
+	alike := []Pin{{"loomcycle", "registry.example/team/runtime/core", "1.2.3", digestA}, {"loomcycle-toolbox", "registry.example/team/toolbox/core", "1.2.3", digestB}}
+	for old, c := range map[string]struct{ want, left string }{
+		"image: registry.example/team/runtime/core:1": {"image: registry.example/team/runtime/core:1.2.3@" + digestA, ""},
+		"image: registry.example/team/toolbox/core:1": {"image: registry.example/team/toolbox/core:1.2.3@" + digestB, ""},
+		"image: mirror.example/toolbox/core:1":        {"image: mirror.example/toolbox/core:1.2.3@" + digestB, ""},
+		"a: {repository: x/toolbox/core, tag: 1.0.0}": {"a: {repository: x/toolbox/core, tag: 1.2.3@" + digestB + "}", ""},
+		"image: mirror.example/core:1":                {"image: mirror.example/core:1", "deploy.yaml:1: mirror.example/core may be registry.example/team/runtime/core or registry.example/team/toolbox/core"},
+		"image: ${REGISTRY:-x}/toolbox/core:1.0.0":    {"image: ${REGISTRY:-x}/toolbox/core:1.0.0", "deploy.yaml:1: ${REGISTRY:-x}/toolbox/core:1.0.0 has a variable"},
+		"image: ${IMAGE:-r.example/core}":             {"image: ${IMAGE:-r.example/core}", "deploy.yaml:1: ${IMAGE:-r.example/core} has a variable"},
+		"image: $REGISTRY/postgres:18":                {"image: $REGISTRY/postgres:18", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "deploy.yaml")
+		if err := os.WriteFile(file, []byte(old), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		left := ""
+		_, err := Update(filepath.Dir(file), alike, func(where, why string) { left += filepath.Base(where) + ": " + why })
+		got, rerr := os.ReadFile(file)
+		if err := errors.Join(err, rerr); err != nil || string(got) != c.want || !strings.HasPrefix(left, c.left) || (left == "") != (c.left == "") {
+			t.Errorf("%s: %v\n%s, want\n%s\nleft %q, want %q", old, err, got, c.want, left, c.left)
+		}
+	}
 }
 
 // TestUpdateGoesOn has a chart's template and a broken file before the others:
@@ -122,11 +150,11 @@ func TestUpdateGoesOn(t *testing.T) {
 		}
 	}
 	var skipped []string
-	changes, err := Update(folder, release, func(file string) { skipped = append(skipped, file) })
+	changes, err := Update(folder, release, func(where, why string) { skipped = append(skipped, where+": "+why) })
 	if err == nil || !strings.Contains(err.Error(), "broken.yaml") || strings.Contains(err.Error(), "templates") {
 		t.Errorf("got %v", err)
 	}
-	if len(skipped) != 1 || filepath.Base(skipped[0]) != "deployment.yaml" {
+	if len(skipped) != 1 || filepath.Base(skipped[0]) != "deployment.yaml: it is a template" {
 		t.Errorf("skipped %v", skipped)
 	}
 	if len(changes) != 1 || filepath.Base(changes[0].File) != "values.yaml" {
@@ -170,7 +198,7 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if changes, err := Update(folder, release, noTemplate(t)); err != nil || len(changes) != 0 {
+	if changes, err := Update(folder, release, noneLeft(t)); err != nil || len(changes) != 0 {
 		t.Errorf("what was just written changes: %+v, %v", changes, err)
 	}
 }

@@ -49,6 +49,9 @@ type Input struct {
 	// Compiled says that it has programs which the worker's locked Go
 	// toolchain compiled.
 	Compiled bool
+	// Tools are groups whose packages, for the worker, made a layer and need
+	// not be one: the C compilers of a Go cache, the Python of its bytecode.
+	Tools []string
 	// Modules are the Go modules linked into the programs.
 	Modules []Module
 	Run     Run
@@ -67,15 +70,17 @@ type Run struct {
 	Internal          map[string]any
 }
 
-// hosted are the builders that reach level 2, as policies/data.yaml has them:
-// workflows of github.com for a branch or a tag.
-var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/(tags|heads)/.+$`)
+// hosted are the builders that claim level 2: workflows of github.com for a
+// tag, which are those that sign as themselves. policies/data.yaml would also
+// believe one for a branch.
+var hosted = regexp.MustCompile(`^https://github\.com/[^/]+/[^/]+/\.github/workflows/[^/@]+@refs/tags/.+$`)
 
 // FromEnvironment says what ran the build. On a runner that GitHub hosts the
 // platform makes the provenance's identity (its OIDC token signs it): build
 // level 2. Level 3 would need the signing out of the workflow's reach, which
 // it is not. Anywhere else, or with a key that the workflow holds, the
-// provenance is the builder's own word: level 1.
+// provenance is the builder's own word: level 1. The job that signs may be
+// another one: internal/signing puts no key under a higher level.
 func FromEnvironment(getenv func(string) string, repository, invocation string) Run {
 	if getenv("GITHUB_ACTIONS") != "true" {
 		return Run{Builder: repository + "/builders/local", Invocation: invocation, Level: 1}
@@ -207,14 +212,22 @@ func sources(in Input) ([]*intoto.ResourceDescriptor, error) {
 		out = append(out, &intoto.ResourceDescriptor{Uri: uri, Name: name, Digest: map[string]string{sum.Algorithm().String(): sum.Encoded()}})
 		return nil
 	}
-	for _, p := range in.Lock.Debian[arch] {
-		if slices.Contains(in.Groups, p.Group) {
+	listed := map[digest.Digest]bool{} // a package for all architectures may be in the image and among the tools
+	for _, from := range []struct {
+		arch   string
+		groups []string
+	}{{arch, in.Groups}, {in.Worker, in.Tools}} {
+		for _, p := range in.Lock.Debian[from.arch] {
+			if !slices.Contains(from.groups, p.Group) || listed[p.SHA256] {
+				continue
+			}
+			listed[p.SHA256] = true
 			if err := add(purl.Debian(p), p.SHA256, path.Base(p.Path)); err != nil {
 				return nil, err
 			}
 		}
 	}
-	if _, ok := in.Lock.Go[in.Worker]; in.Compiled && !ok {
+	if _, ok := in.Lock.Go[in.Worker]; (in.Compiled || len(in.Tools) > 0) && !ok {
 		return nil, fmt.Errorf("it was built on the worker %q, for which the lock has no Go toolchain; build again", in.Worker)
 	}
 	for _, a := range slices.Compact(slices.Sorted(slices.Values([]string{arch, in.Worker}))) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,18 +80,32 @@ func parse(t *testing.T, in provenance.Input) (statement, []byte) {
 
 func TestEveryLockedSourceOfTheGroupsIsThere(t *testing.T) {
 	in := input(t)
+	in.Tools = []string{"base", "cross"}
 	s, data := parse(t, in)
 	if s.Subject[0].Digest["sha256"] != in.Digest.Encoded() || s.PredicateType != provenance.PredicateType {
 		t.Errorf("the subject is %+v of type %s", s.Subject, s.PredicateType)
 	}
 	have := map[string]dependency{}
 	for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
+		if sum := d.Digest["sha256"]; have[sum].URI != "" && sum != "" {
+			t.Errorf("%s is listed twice", d.URI)
+		}
 		have[d.Digest["sha256"]] = d
 	}
-	for _, p := range in.Lock.Debian["arm64"] {
-		_, ok := have[p.SHA256.Encoded()]
-		if want := p.Group == "base"; ok != want && p.Group != "static" { // static's packages are base's too
-			t.Errorf("%s of group %s: in the provenance %v, want %v", p.Name, p.Group, ok, want)
+	// The image's groups, and those of the tools for the node that ran them.
+	for arch, groups := range map[string][]string{"arm64": in.Groups, "amd64": in.Tools} {
+		found := 0
+		for _, p := range in.Lock.Debian[arch] {
+			_, ok := have[p.SHA256.Encoded()]
+			// static's packages are base's too, and one for all architectures is the same for each.
+			if want := slices.Contains(groups, p.Group); ok != want && p.Group != "static" && p.Arch != "all" || want && !ok {
+				t.Errorf("%s of group %s for %s: in the provenance %v, want %v", p.Name, p.Group, arch, ok, want)
+			} else if want && p.Group == "cross" {
+				found++
+			}
+		}
+		if arch == in.Worker && found == 0 {
+			t.Error("the lock has no package of the group cross")
 		}
 	}
 	for _, sum := range []digest.Digest{in.Lock.Go["arm64"].SHA256, in.Lock.Go["amd64"].SHA256, in.Lock.NPM["arm64"][0].SHA256, in.Lock.NPM["arm64"][1].SHA256} {
@@ -147,6 +162,7 @@ func TestLevelIsWhatIsTrue(t *testing.T) {
 		{"a runner of one's own", with("RUNNER_ENVIRONMENT", "self-hosted"), builder, invocation, 1},
 		{"a key in the workflow's hands", with("COSIGN_KEY", "cosign.key"), builder, invocation, 1},
 		{"a pull request", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/pull/7/merge"), "https://github.com/o/r/.github/workflows/ci.yml@refs/pull/7/merge", invocation, 1},
+		{"a branch, whose builds nobody signs", with("GITHUB_WORKFLOW_REF", "o/r/.github/workflows/ci.yml@refs/heads/main"), "https://github.com/o/r/.github/workflows/ci.yml@refs/heads/main", invocation, 1},
 		{"another GitHub", with("GITHUB_SERVER_URL", "https://github.example"), strings.Replace(builder, "github.com", "github.example", 1), strings.Replace(invocation, "github.com", "github.example", 1), 1},
 	} {
 		in := input(t)
@@ -222,10 +238,13 @@ func TestCompiler(t *testing.T) {
 			t.Errorf("on %s, compiled %v: toolchains %v, want that of %q", c.worker, c.compiled, got, c.want)
 		}
 	}
-	in := input(t)
-	in.Worker = ""
-	if _, err := provenance.Statement(in); err == nil || !strings.Contains(err.Error(), "worker") {
-		t.Errorf("an unknown worker: %v", err)
+	for _, change := range []func(*provenance.Input){func(*provenance.Input) {}, func(in *provenance.Input) { in.Compiled, in.Tools = false, []string{"python"} }} {
+		in := input(t)
+		in.Worker = ""
+		change(&in)
+		if _, err := provenance.Statement(in); err == nil || !strings.Contains(err.Error(), "worker") {
+			t.Errorf("an unknown worker: %v", err)
+		}
 	}
 }
 

@@ -1,10 +1,14 @@
 package registry
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"net/url"
@@ -32,6 +36,33 @@ type Blob struct {
 func Bytes(b []byte) Blob {
 	h, size, _ := v1.SHA256(bytes.NewReader(b))
 	return Blob{h, size, func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }}
+}
+
+// Checked reads a blob of a disk, where it may have been cut or have rotted. In the
+// place of its last bytes it fails, and that isn't tried again, where they do not
+// match the digest.
+func Checked(r io.ReadCloser, h v1.Hash, where string) io.ReadCloser {
+	return &checked{r, bufio.NewReaderSize(r, 64<<10), sha256.New(), h, where}
+}
+
+type checked struct {
+	io.Closer
+	r     *bufio.Reader
+	sum   hash.Hash
+	want  v1.Hash
+	where string
+}
+
+func (c *checked) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.sum.Write(p[:n])
+	if _, end := c.r.Peek(1); !errors.Is(end, io.EOF) {
+		return n, err
+	}
+	if got := hex.EncodeToString(c.sum.Sum(nil)); got != c.want.Hex {
+		return 0, &openError{fmt.Errorf("blob %s in %s has the digest sha256:%s: it was cut or changed since it was written; build again", c.want, c.where, got)}
+	}
+	return n, err
 }
 
 // blobs knows which repository has or is getting a blob, so that one push of a
@@ -76,7 +107,7 @@ func (c *Client) PushBlob(ctx context.Context, repository string, b Blob) error 
 	}
 	err = c.pushBlob(ctx, repo.RepositoryStr(), b, p.repos)
 	if err != nil {
-		return fmt.Errorf("push blob %s (%d bytes) to %s: %w", b.Digest, b.Size, repo, err)
+		return fmt.Errorf("push blob %s (%d bytes) to %s: %w", b.Digest, b.Size, repo, c.plain(err))
 	}
 	p.repos = append(p.repos, repo.RepositoryStr())
 	return nil
@@ -146,7 +177,8 @@ type lazy struct {
 	done bool
 }
 
-// openError is a body that could not be opened, which is no fault of the link.
+// openError is a body that could not be opened or is not what it should be, which is
+// no fault of the link.
 type openError struct{ error }
 
 func (e *openError) Unwrap() error { return e.error }
@@ -373,7 +405,7 @@ func (c *Client) OpenBlob(ctx context.Context, repository string, h v1.Hash) (io
 	}
 	r, err := l.Compressed()
 	if err != nil {
-		return nil, fmt.Errorf("read blob %s: %w", repo.Digest(h.String()), err)
+		return nil, fmt.Errorf("read blob %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return r, nil
 }

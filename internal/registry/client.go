@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -27,7 +28,8 @@ import (
 
 // Options are what a client needs from outside; the zero value is usable.
 type Options struct {
-	Transport   http.RoundTripper // nil means go-containerregistry's default
+	Transport   http.RoundTripper // nil means go-containerregistry's default, with Idle
+	Idle        time.Duration     // until a connection is given up on which nothing moves; 0 means 5 min
 	Keychain    authn.Keychain    // nil means the docker configuration and its helpers
 	Backoff     Backoff
 	Concurrency int  // blobs sent at once; 0 means 4
@@ -65,8 +67,11 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a registry; write HOST[:PORT][/PREFIX]: %w", address, err)
 	}
+	if o.Idle == 0 {
+		o.Idle = 5 * time.Minute
+	}
 	if o.Transport == nil {
-		o.Transport = remote.DefaultTransport
+		o.Transport = limited(o.Idle)
 	}
 	if o.Keychain == nil {
 		o.Keychain = authn.DefaultKeychain
@@ -95,12 +100,37 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 		}
 		scopes = append(scopes, repo.Scope(scope))
 	}
-	c.auth, err = transport.NewWithContext(ctx, reg, credentials, &retrier{o.Transport, o.Backoff, o.Log}, scopes)
+	c.auth, err = transport.NewWithContext(ctx, reg, credentials, &retrier{inner: o.Transport, backoff: o.Backoff, log: o.Log}, scopes)
 	if err != nil {
-		return nil, fmt.Errorf("log in to registry %s: %w", host, err)
+		return nil, fmt.Errorf("log in to registry %s: %w", host, c.plain(err))
 	}
 	c.http.Transport = c.auth
 	return c, nil
+}
+
+// deniedError is a refusal with what to do about it.
+type deniedError struct {
+	error
+	host string
+}
+
+func (e *deniedError) Error() string {
+	return e.error.Error() + "; log in as a user who may do this: docker login " + e.host
+}
+func (e *deniedError) Unwrap() error { return e.error }
+
+// plain says what to do about a 401 or 403, in the place of the scopes that some
+// registries list, which would be printed as a data structure.
+func (c *Client) plain(err error) error {
+	var e *transport.Error
+	var told *deniedError
+	if !errors.As(err, &e) || e.StatusCode != http.StatusUnauthorized && e.StatusCode != http.StatusForbidden || errors.As(err, &told) {
+		return err
+	}
+	for i := range e.Errors {
+		e.Errors[i].Detail = nil
+	}
+	return &deniedError{err, c.registry.RegistryStr()}
 }
 
 // Address is the registry with its prefix, as it was opened.
@@ -136,7 +166,7 @@ func (c *Client) Digest(ctx context.Context, repository, tag string) (digest v1.
 		return v1.Hash{}, true, nil
 	}
 	if err != nil {
-		return v1.Hash{}, false, fmt.Errorf("ask whether tag %s is taken: %w", repo.Tag(tag), err)
+		return v1.Hash{}, false, fmt.Errorf("ask whether tag %s is taken: %w", repo.Tag(tag), c.plain(err))
 	}
 	return d.Digest, false, nil
 }
@@ -166,7 +196,7 @@ func (c *Client) Tags(ctx context.Context, repository string) ([]string, error) 
 	}
 	tags, err := remote.List(repo, c.Remote(ctx)...)
 	if err != nil && !Absent(err) {
-		return nil, fmt.Errorf("list the tags of %s: %w", repo, err)
+		return nil, fmt.Errorf("list the tags of %s: %w", repo, c.plain(err))
 	}
 	return tags, nil
 }
@@ -191,7 +221,7 @@ func (c *Client) Fetch(ctx context.Context, repository, ref string) (Manifest, v
 	}
 	d, err := remote.Get(r, c.Remote(ctx)...)
 	if err != nil {
-		return Manifest{}, v1.Hash{}, fmt.Errorf("read manifest %s: %w", r, err)
+		return Manifest{}, v1.Hash{}, fmt.Errorf("read manifest %s: %w", r, c.plain(err))
 	}
 	return Manifest{d.Manifest, d.MediaType}, d.Digest, nil
 }
@@ -216,7 +246,7 @@ func (c *Client) PutManifest(ctx context.Context, repository, ref string, m Mani
 		return err
 	}
 	if err := remote.Put(r, m, c.Remote(ctx)...); err != nil {
-		return fmt.Errorf("write manifest %s: %w", r, err)
+		return fmt.Errorf("write manifest %s: %w", r, c.plain(err))
 	}
 	return nil
 }
@@ -235,7 +265,7 @@ func (c *Client) HasManifest(ctx context.Context, repository string, h v1.Hash) 
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for manifest %s: %w", repo.Digest(h.String()), err)
+		return false, fmt.Errorf("look for manifest %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return true, nil
 }
@@ -266,7 +296,7 @@ func (c *Client) Referrers(ctx context.Context, repository string, h v1.Hash) ([
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), err)
+		return nil, fmt.Errorf("list the referrers of %s: %w", repo.Digest(h.String()), c.plain(err))
 	}
 	return all, nil
 }
@@ -303,8 +333,7 @@ func (c *Client) referrers(ctx context.Context, u *url.URL) (page *v1.IndexManif
 // referrersTag reads the tag of a registry without the API ("Referrers Tag Schema").
 func (c *Client) referrersTag(ctx context.Context, repository string, h v1.Hash) (*v1.IndexManifest, error) {
 	m, _, err := c.Fetch(ctx, repository, h.Algorithm+"-"+h.Hex)
-	var e *transport.Error
-	if errors.As(err, &e) && e.StatusCode == http.StatusNotFound {
+	if Absent(err) { // a gateway's 404 would have all attached a second time
 		return &v1.IndexManifest{}, nil
 	}
 	if err != nil {

@@ -32,3 +32,21 @@ func writeLogin(t *testing.T, address, user, password string) {
 		t.Fatal(err)
 	}
 }
+
+// writeHelper writes a docker configuration that asks a program for the login, in
+// the protocol of docker-credential-helpers.
+func writeHelper(t *testing.T, address, user, password string) {
+	t.Helper()
+	bin := t.TempDir()
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	script := `#!/bin/sh
+read -r server
+[ "$1 $server" = "get ` + address + `" ] && echo '{"ServerURL":"` + address + `","Username":"` + user + `","Secret":"` + password + `"}'
+`
+	if err := os.WriteFile(filepath.Join(bin, "docker-credential-test"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json"), []byte(`{"credHelpers":{"`+address+`":"test"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

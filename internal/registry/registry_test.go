@@ -3,12 +3,14 @@ package registry_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,8 +25,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 func content(size int) []byte {
@@ -36,9 +40,15 @@ func content(size int) []byte {
 // open connects with a backoff that notes its pauses instead of waiting.
 func open(t *testing.T, address string, repositories ...string) (*registry.Client, func() []time.Duration) {
 	t.Helper()
+	return openIdle(t, 0, address, repositories...)
+}
+
+func openIdle(t *testing.T, idle time.Duration, address string, repositories ...string) (*registry.Client, func() []time.Duration) {
+	t.Helper()
 	var mu sync.Mutex
 	var pauses []time.Duration
 	c, err := registry.Open(t.Context(), address, repositories, registry.Options{
+		Idle: idle,
 		Backoff: registry.Backoff{Sleep: func(ctx context.Context, d time.Duration) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -82,16 +92,17 @@ func TestPushBlobThroughFaults(t *testing.T) {
 		{"429 asks for 7 s", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response {
 			return registrytest.Answer(429, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, "Retry-After", "7")
 		}), 7 * time.Second},
+		{"429 asks for a moment", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response {
+			return registrytest.Answer(429, "", "Retry-After", time.Now().Add(9*time.Second).UTC().Format(http.TimeFormat))
+		}), 6 * time.Second},
 		{"503 on the existence check", first("HEAD", "/blobs/", func(*http.Request) *http.Response { return registrytest.Answer(503, "") }), time.Millisecond},
 		{"500 in the middle of the data", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
 			_, _ = io.CopyN(io.Discard, r.Body, size/3)
 			return registrytest.Answer(500, "oops")
 		}), time.Millisecond},
 		{"cut in the middle of the data", first("PATCH", "/blobs/uploads/", cut), time.Millisecond},
-		{"a slow link", first("PATCH", "/blobs/uploads/", func(r *http.Request) *http.Response {
-			r.Body = slow{r.Body}
-			return nil
-		}), 0},
+		{"507 on the existence check", first("HEAD", "/blobs/", func(*http.Request) *http.Response { return registrytest.Answer(507, "") }), time.Millisecond},
+		{"522 of a proxy when opening", first("POST", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(522, "") }), time.Millisecond},
 		{"500 when closing", first("PUT", "/blobs/uploads/", func(*http.Request) *http.Response { return registrytest.Answer(500, "oops") }), time.Millisecond},
 	} {
 		for _, k := range kinds {
@@ -150,7 +161,8 @@ func (c *closing) Close() error {
 	return nil
 }
 
-// TestNothingToSend has blobs that can't be opened: that is not the registry's fault.
+// TestNothingToSend has blobs that can't be opened, were cut or have rotted: that is
+// not the registry's fault.
 func TestNothingToSend(t *testing.T) {
 	client, pauses := open(t, registrytest.Start(t, registrytest.Referrers), "a")
 	gone := errors.New("it is gone")
@@ -159,6 +171,16 @@ func TestNothingToSend(t *testing.T) {
 		b.Open = func(context.Context) (io.ReadCloser, error) { return nil, gone }
 		if err := client.PushBlob(t.Context(), "a", b); !errors.Is(err, gone) {
 			t.Errorf("%d bytes: %v", size, err)
+		}
+		rotten := content(size)
+		rotten[size/2]++
+		for _, text := range [][]byte{rotten, content(size)[:size-1], nil} {
+			b.Open = func(context.Context) (io.ReadCloser, error) {
+				return registry.Checked(io.NopCloser(bytes.NewReader(text)), b.Digest, "dist/oci"), nil
+			}
+			if err := client.PushBlob(t.Context(), "a", b); err == nil || !strings.Contains(err.Error(), "in dist/oci has the digest") {
+				t.Errorf("%d of %d bytes: %v", len(text), size, err)
+			}
 		}
 	}
 	if n := len(pauses()); n > 0 {
@@ -195,6 +217,24 @@ func TestReferrersOfAllPages(t *testing.T) {
 	}
 }
 
+// TestUncertainReferrers is a gateway that knows neither the API nor the tag in its
+// place: nothing is attached then is what only the registry can say.
+func TestUncertainReferrers(t *testing.T) {
+	h := registry.Bytes(nil).Digest
+	for answer, none := range map[string]bool{`{"errors":[{"code":"MANIFEST_UNKNOWN","message":"unknown"}]}`: true, "<html>not found</html>": false, "": false} {
+		address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+			if r.URL.Path == "/v2/" {
+				return nil
+			}
+			return registrytest.Answer(404, answer)
+		})
+		client, _ := open(t, address, "a")
+		if found, err := client.Referrers(t.Context(), "a", h); (err == nil) != none || len(found) > 0 {
+			t.Errorf("%q gave %v, %v", answer, found, err)
+		}
+	}
+}
+
 // TestHugeBlob is what anyone who may push can attach to an image.
 func TestHugeBlob(t *testing.T) {
 	client, _ := open(t, registrytest.Start(t, registrytest.Referrers), "a")
@@ -204,6 +244,53 @@ func TestHugeBlob(t *testing.T) {
 	}
 	if _, err := client.ReadBlob(t.Context(), "a", b.Digest); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("it was read: %v", err)
+	}
+}
+
+// TestSilentRegistry stops to read or to answer once, for longer than is waited. A
+// link that is only slow is no such registry, though all takes longer than that.
+func TestSilentRegistry(t *testing.T) {
+	for _, c := range []struct {
+		name, method, path string
+		size               int
+		slow               bool
+	}{
+		{"it does not answer", "PUT", "/blobs/uploads/", 1000, false},
+		{"it does not read", "PATCH", "/blobs/uploads/", 24 << 20, false},
+		{"it does not write", "GET", "/blobs/sha256", 1000, false},
+		{"a slow link", "PATCH", "/blobs/uploads/", 24 << 20, true}, // more than the kernel's buffers hold
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			over := make(chan struct{})
+			var began atomic.Int64
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				switch {
+				case r.Method != c.method || !strings.Contains(r.URL.Path, c.path):
+				case c.slow:
+					r.Body = slow{r.Body}
+				case began.Add(1) == 1:
+					<-over
+					return registrytest.Answer(500, "")
+				}
+				return nil
+			})
+			t.Cleanup(func() { close(over) }) // before the proxy's, which waits for what hangs
+			const idle = time.Second
+			client, _ := openIdle(t, idle, address, "a")
+			b, start := registry.Bytes(content(c.size)), time.Now()
+			if err := client.PushBlob(t.Context(), "a", b); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); c.slow && took < idle {
+				t.Errorf("the slow link took %v, which proves nothing", took)
+			}
+			if got, err := client.ReadBlob(t.Context(), "a", b.Digest); err != nil || len(got) != c.size {
+				t.Fatalf("the registry has %d bytes, %v", len(got), err)
+			}
+			if n := began.Load(); !c.slow && n != 2 {
+				t.Errorf("it was asked %d times, want twice", n)
+			}
+		})
 	}
 }
 
@@ -495,23 +582,95 @@ func TestManifestAttempts(t *testing.T) {
 	}
 }
 
-func TestCredentialsStayOutOfErrors(t *testing.T) {
-	t.Setenv("DOCKER_CONFIG", t.TempDir())
-	address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
-		if r.Header.Get("Authorization") != "" {
-			return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
-		}
-		return registrytest.Answer(401, "", "WWW-Authenticate", `Basic realm="r"`)
-	})
-	writeLogin(t, address, "robot", "hunter2-secret")
-	client, _ := open(t, address, "a")
-	err := client.PushBlob(t.Context(), "a", registry.Bytes([]byte("x")))
-	if err == nil || !strings.Contains(err.Error(), "403") && !strings.Contains(err.Error(), "DENIED") {
-		t.Fatalf("got %v", err)
+// TestCredentials has them in the docker configuration or with a helper of it. They
+// open the registry, and are in no log and in no error where it then denies them.
+func TestCredentials(t *testing.T) {
+	const user, password = "robot", "hunter2-secret"
+	secret := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
+	for name, login := range map[string]func(t *testing.T, address string){
+		"docker login": func(t *testing.T, address string) { writeLogin(t, address, user, password) },
+		"a helper":     func(t *testing.T, address string) { writeHelper(t, address, user, password) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("DOCKER_CONFIG", t.TempDir())
+			var denied atomic.Bool
+			address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+				switch {
+				case r.Header.Get("Authorization") != "Basic "+secret:
+					return registrytest.Answer(401, "", "WWW-Authenticate", `Basic realm="r"`)
+				case denied.Load() && r.Method == http.MethodHead: // tried again, with a line in the log
+					return registrytest.Answer(503, "")
+				case denied.Load():
+					return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
+				}
+				return nil
+			})
+			login(t, address)
+			var log syncbuf.Buffer
+			client, err := registry.Open(t.Context(), address, []string{"a"}, registry.Options{
+				Backoff: registry.Backoff{Sleep: func(context.Context, time.Duration) error { return nil }},
+				Log:     func(format string, args ...any) { fmt.Fprintf(&log, format+"\n", args...) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := client.PushBlob(t.Context(), "a", registry.Bytes([]byte("x"))); err != nil {
+				t.Fatal(err)
+			}
+			denied.Store(true)
+			_, _, digest := client.Digest(t.Context(), "a", "1.0.0")
+			blob := client.PushBlob(t.Context(), "a", registry.Bytes([]byte("y")))
+			if digest == nil || !strings.Contains(digest.Error(), "DENIED") || blob == nil || !strings.Contains(log.String(), "503") {
+				t.Fatalf("it gave %v and %v; the log is %q", digest, blob, log.String())
+			}
+			for _, s := range []string{password, secret} {
+				if text := fmt.Sprint(digest, blob, log.String()); strings.Contains(text, s) {
+					t.Errorf("the password is printed: %s", text)
+				}
+			}
+		})
 	}
-	for _, secret := range []string{"hunter2-secret", "cm9ib3Q6"} {
-		if strings.Contains(err.Error(), secret) {
-			t.Errorf("the error carries the password: %v", err)
+}
+
+// TestNobodyThere asks where no registry is, and where one goes away: that may come back.
+func TestNobodyThere(t *testing.T) {
+	noName := strings.Repeat("a", 64) + ".example" // a label has 63 at most: no server needs to be asked
+	for address, want := range map[string]string{freeport.Address(t): "connection refused", noName: "no such host"} {
+		var log syncbuf.Buffer
+		_, err := registry.Open(t.Context(), address, []string{"a"}, registry.Options{
+			Backoff: registry.Backoff{Sleep: func(context.Context, time.Duration) error { return nil }},
+			Log:     func(format string, args ...any) { fmt.Fprintf(&log, format+"\n", args...) },
+		})
+		if n := strings.Count(log.String(), "(3 of 3)"); err == nil || !strings.Contains(err.Error(), want) || n == 0 || n != strings.Count(log.String(), "(2 of 3)") {
+			t.Errorf("%s: %v\n%s", address, err, log.String())
+		}
+	}
+	gone := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	client, pauses := open(t, strings.TrimPrefix(gone.URL, "http://"), "a")
+	gone.Close()
+	if _, err := client.Tags(t.Context(), "a"); err == nil || len(pauses()) != 7 {
+		t.Errorf("%d tries more, %v", len(pauses()), err)
+	}
+}
+
+// TestDenied is docker-registry's answer, whose detail is a list of scopes.
+func TestDenied(t *testing.T) {
+	for _, status := range []int{401, 403} {
+		address := registrytest.Proxy(t, registrytest.Start(t, registrytest.Referrers), func(r *http.Request) *http.Response {
+			if r.URL.Path == "/v2/" {
+				return nil
+			}
+			return registrytest.Answer(status, `{"errors":[{"code":"DENIED","message":"no","detail":[{"Type":"repository","Name":"a","Action":"push"}]}]}`)
+		})
+		client, _ := open(t, address, "a")
+		_, _, digest := client.Digest(t.Context(), "a", "1.0.0")
+		_, tags := client.Tags(t.Context(), "a")
+		_, referrers := client.Referrers(t.Context(), "a", registry.Bytes(nil).Digest)
+		for what, err := range map[string]error{"a tag": digest, "tags": tags, "referrers": referrers, "a blob": client.PushBlob(t.Context(), "a", registry.Bytes(nil)),
+			"a manifest": client.PutManifest(t.Context(), "a", "1.0.0", registry.Manifest{Raw: []byte("{}"), Type: types.OCIManifestSchema1})} {
+			if err == nil || strings.Contains(err.Error(), "map[") || strings.Count(err.Error(), "docker login "+address) != 1 {
+				t.Errorf("%s, %d: %v", what, status, err)
+			}
 		}
 	}
 }

@@ -4,11 +4,18 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
+	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // Backoff says how often and how patiently a request is tried again.
@@ -69,13 +76,58 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return 0
 }
 
+// transient tells the answers after which the same request may succeed: also those
+// of a full disk (507) and of proxies (520 and on), but none that denies the
+// method or the protocol.
 func transient(status int) bool {
 	switch status {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
-		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		return false
 	}
-	return false
+	return status >= 500
+}
+
+// limited is go-containerregistry's transport, which waits for ever for a server
+// that took a request and never answers it, or stops in the middle.
+func limited(idle time.Duration) http.RoundTripper {
+	t := remote.DefaultTransport.(*http.Transport).Clone()
+	dial := t.DialContext
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &idleConn{c, idle}, nil
+	}
+	return t
+}
+
+// idleConn fails when nothing moves on it, in either direction: an answer is read
+// for from the moment when the request begins to be written.
+type idleConn struct {
+	net.Conn
+	limit time.Duration
+}
+
+func (c *idleConn) Read(p []byte) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(c.limit)) // fails on a closed connection, as the read does
+	n, err := c.Conn.Read(p)
+	return n, c.named(err)
+}
+
+func (c *idleConn) Write(p []byte) (int, error) {
+	_ = c.SetDeadline(time.Now().Add(c.limit))
+	n, err := c.Conn.Write(p)
+	return n, c.named(err)
+}
+
+func (c *idleConn) named(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("nothing moved for %v: %w", c.limit, err)
+	}
+	return err
 }
 
 // hopeless tells the connection errors that the next attempt meets too: no TLS
@@ -85,6 +137,13 @@ func hopeless(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var source *openError
 	return errors.As(err, &plain) || errors.As(err, &cert) || errors.As(err, &source)
+}
+
+// nobody tells that there is no server at an address. One that answered before may
+// be starting again; one that never did is rather a wrong name.
+func nobody(err error) bool {
+	var name *net.DNSError
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &name) && name.IsNotFound
 }
 
 type onceKey struct{}
@@ -100,6 +159,7 @@ type retrier struct {
 	inner   http.RoundTripper
 	backoff Backoff
 	log     func(format string, args ...any)
+	met     atomic.Bool // it has answered
 }
 
 func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
@@ -119,7 +179,13 @@ func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 			req.Body = body
 		}
 		resp, err := r.inner.RoundTrip(req)
-		if !replay || n+1 >= r.backoff.Attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) || hopeless(err) {
+		attempts := r.backoff.Attempts
+		if err == nil {
+			r.met.Store(true)
+		} else if nobody(err) && !r.met.Load() {
+			attempts = min(attempts, 3)
+		}
+		if !replay || n+1 >= attempts || ctx.Err() != nil || (err == nil && !transient(resp.StatusCode)) || hopeless(err) {
 			return resp, err
 		}
 		var after time.Duration
@@ -131,7 +197,7 @@ func (r *retrier) RoundTrip(in *http.Request) (*http.Response, error) {
 			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 			resp.Body.Close()
 		}
-		r.log("%s %s: %s; trying again (%d of %d)", in.Method, in.URL.Path, what, n+2, r.backoff.Attempts)
+		r.log("%s %s: %s; trying again (%d of %d)", in.Method, in.URL.Path, what, n+2, attempts)
 		if err := r.backoff.wait(ctx, n, after); err != nil {
 			return nil, err
 		}

@@ -14,16 +14,19 @@ import (
 )
 
 // copyManifest copies a manifest by digest with all that it needs, the deepest
-// first. One that is there is taken as complete: a registry refuses a manifest
-// whose blobs it lacks.
+// first. A manifest that is there is taken as complete, for a registry refuses one
+// whose blobs it lacks; of an index a clean-up may have deleted the variants.
 func copyManifest(ctx context.Context, src signing.Store, dst signing.Repository, h v1.Hash) error {
 	there, err := dst.Client.HasManifest(ctx, dst.Path, h)
-	if err != nil || there {
+	if err != nil {
 		return err
 	}
 	m, err := src.Manifest(ctx, h)
 	if err != nil {
 		return err
+	}
+	if there && !m.Type.IsIndex() {
+		return nil
 	}
 	if m.Type.IsIndex() {
 		index, err := v1.ParseIndexManifest(bytes.NewReader(m.Raw))
@@ -34,6 +37,9 @@ func copyManifest(ctx context.Context, src signing.Store, dst signing.Repository
 			if err := copyManifest(ctx, src, dst, d.Digest); err != nil {
 				return err
 			}
+		}
+		if there {
+			return nil
 		}
 		return dst.Client.PutManifest(ctx, dst.Path, h.String(), m)
 	}

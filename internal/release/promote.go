@@ -1,15 +1,18 @@
 package release
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/signing"
 )
 
@@ -144,10 +147,6 @@ func (r *run) tag(ctx context.Context, t *target, repository, tag, digest string
 // the versions that were released there. A channel that was rolled back waits for
 // a newer version: running an old release again must not bring back what was bad.
 func (r *run) channels(ctx context.Context) ([]move, error) {
-	all, err := r.contents()
-	if err != nil {
-		return nil, err
-	}
 	var moves []move
 	for _, t := range r.targets {
 		released, err := r.released(ctx, t)
@@ -168,31 +167,64 @@ func (r *run) channels(ctx context.Context) ([]move, error) {
 				r.Notice("%s: the channel %s was rolled back from %s and stays where it is, for %s is no newer; release:rollback moves it", t.Address, tag, from, r.version)
 				continue
 			}
-			for _, p := range all {
-				m, err := r.plan(ctx, t, p, tag)
-				if err != nil {
-					return nil, err
-				}
-				if m != nil {
-					moves = append(moves, *m)
-				}
+			more, err := r.plan(ctx, t, tag)
+			if err != nil {
+				return nil, err
 			}
+			moves = append(moves, more...)
+		}
+	}
+	return r.ordered(moves), nil
+}
+
+// ordered puts the channels of the release artifact last, in all registries.
+func (r *run) ordered(moves []move) []move {
+	last := func(m move) int {
+		if m.Repository == r.Config.Releases {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(moves, func(a, b move) int { return last(a) - last(b) })
+	return moves
+}
+
+// plan notes, for all that a channel is to leave, where that was and where it goes.
+// A channel is where its release artifact is: an image that is elsewhere was moved
+// by a run that was killed, whose journal may be on another machine.
+func (r *run) plan(ctx context.Context, t *target, tag string) ([]move, error) {
+	all, err := r.contents()
+	if err != nil {
+		return nil, err
+	}
+	was := map[string]string{}
+	if h, absent, err := t.client.Digest(ctx, r.Config.Releases, tag); err != nil {
+		return nil, err
+	} else if !absent && h != r.artifact {
+		old, _, err := signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
+		if err != nil {
+			r.Notice("which release %s:%s is can't be read: %v", t.store(r.Config.Releases).Name(), tag, err)
+			old = &dist.Release{}
+		}
+		for _, i := range old.Images {
+			was[r.Config.Repository(i.Name)] = i.IndexDigest.String()
+		}
+	}
+	var moves []move
+	for _, p := range all {
+		now, absent, err := t.client.Digest(ctx, p.repository, tag)
+		if err != nil {
+			return nil, err
+		}
+		m := move{Registry: t.Address, Repository: p.repository, Tag: tag, To: p.digest.String()}
+		if !absent {
+			m.From = cmp.Or(was[p.repository], now.String())
+		}
+		if now != p.digest || m.From != m.To {
+			moves = append(moves, m)
 		}
 	}
 	return moves, nil
-}
-
-// plan notes where a tag is and where it goes; nil means that it is there.
-func (r *run) plan(ctx context.Context, t *target, p placed, tag string) (*move, error) {
-	now, absent, err := t.client.Digest(ctx, p.repository, tag)
-	if err != nil || now == p.digest {
-		return nil, err
-	}
-	m := &move{Registry: t.Address, Repository: p.repository, Tag: tag, To: p.digest.String()}
-	if !absent {
-		m.From = now.String()
-	}
-	return m, nil
 }
 
 // released lists the versions that were released to a registry. A full disk leaves
@@ -273,21 +305,25 @@ func (r *run) apply(ctx context.Context, m move) error {
 	return r.tag(ctx, t, m.Repository, m.Tag, m.To)
 }
 
-// undo puts the journal's channels back where they were; what could not be put
-// back stays in the journal. A channel that did not exist before stays:
+// undo puts the journal's channels back where they were, the last first; what could
+// not be put back stays in the journal. A channel that did not exist before stays:
 // registries differ in what deleting a tag deletes.
 func (r *run) undo(ctx context.Context) error {
 	var left []move
 	var wrong []error
-	for _, m := range r.journal.Moves {
-		if m.From == "" {
-			r.Notice("%s/%s:%s is new and stays", m.Registry, m.Repository, m.Tag)
-			continue
-		}
+	moved := false
+	for _, m := range slices.Backward(r.journal.Moves) {
 		t, err := r.target(m.Registry)
 		if err == nil {
 			var now v1.Hash
-			if now, _, err = t.client.Digest(ctx, m.Repository, m.Tag); err == nil && now.String() == m.To {
+			now, _, err = t.client.Digest(ctx, m.Repository, m.Tag)
+			there := err == nil && now.String() == m.To
+			moved = moved || there
+			switch {
+			case !there:
+			case m.From == "":
+				r.Notice("%s/%s:%s is new and stays", m.Registry, m.Repository, m.Tag)
+			default:
 				err = r.tag(ctx, t, m.Repository, m.Tag, m.From)
 			}
 		}
@@ -296,16 +332,37 @@ func (r *run) undo(ctx context.Context) error {
 			wrong = append(wrong, fmt.Errorf("put %s/%s:%s back to %s: %w", m.Registry, m.Repository, m.Tag, m.From, err))
 		}
 	}
+	if !moved && len(wrong) == 0 {
+		r.Notice("no channel had been moved to %s: nothing is to be taken back", r.version)
+	}
+	slices.Reverse(left)
 	r.journal.Moves = left
 	return errors.Join(append(wrong, r.journal.save())...)
 }
 
-// Abort takes back the channels that a killed release of the version had moved,
-// by its journal. Version tags stay: each points to a complete release.
+// Abort takes back the channels that a killed release of the version had moved, by
+// its journal, or on another machine by where the release artifact's channels are.
+// Version tags stay: each points to a complete release.
 func Abort(ctx context.Context, o Options, v Version) (err error) {
 	return o.with(ctx, v, func(ctx context.Context, r *run) error {
-		if len(r.journal.Moves) == 0 {
-			r.Notice("the journal of %s has no moves to take back", v)
+		for _, t := range r.targets {
+			if _, absent, err := t.client.Digest(ctx, r.Config.Releases, string(v)); err != nil {
+				return err
+			} else if absent || t.ImmutableTags {
+				continue // no channel moves before the version is there
+			}
+			if err := r.load(ctx, t); err != nil {
+				return err
+			}
+			for _, ch := range r.Config.Channels {
+				moves, err := r.plan(ctx, t, v.expand(ch.Tag))
+				if err != nil {
+					return err
+				}
+				for _, m := range moves {
+					r.journal.remember(m)
+				}
+			}
 		}
 		if err := r.undo(ctx); err != nil {
 			return err
@@ -341,19 +398,11 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 				return err
 			}
 			r.sayLeft(ctx, t, channel)
-			all, err := r.contents()
+			more, err := r.plan(ctx, t, channel)
 			if err != nil {
 				return err
 			}
-			for _, p := range all {
-				m, err := r.plan(ctx, t, p, channel)
-				if err != nil {
-					return err
-				}
-				if m != nil {
-					moves = append(moves, *m)
-				}
-			}
+			moves = append(moves, more...)
 		}
 		for _, t := range r.targets {
 			if t.ImmutableTags {
@@ -363,6 +412,7 @@ func Rollback(ctx context.Context, o Options, channel string, v Version) error {
 				return fmt.Errorf("no channel was moved: %w", err)
 			}
 		}
+		moves = r.ordered(moves)
 		for _, m := range moves {
 			r.journal.remember(m)
 		}

@@ -17,9 +17,17 @@ import (
 
 // reader opens a registry for reading.
 func (o Options) reader(ctx context.Context, reg Registry, images []string) (*target, error) {
-	ro := o.Registry
-	ro.ReadOnly, ro.Log = true, o.withDefaults().Notice
-	c, err := registry.Open(ctx, reg.Address, o.Config.all(images), ro)
+	o.Registry.ReadOnly = true
+	return o.connect(ctx, reg, images)
+}
+
+// connect opens a registry; the error says where its name comes from.
+func (o Options) connect(ctx context.Context, reg Registry, images []string) (*target, error) {
+	o.Registry.Log = o.withDefaults().Notice
+	c, err := registry.Open(ctx, reg.Address, o.Config.all(images), o.Registry)
+	if err != nil && reg.Variable != "" {
+		err = fmt.Errorf("%s=%s, which release.yaml asks for: %w", reg.Variable, reg.Address, err)
+	}
 	return &target{Registry: reg, client: c}, err
 }
 
@@ -149,13 +157,10 @@ func Mirror(ctx context.Context, o Options, v Version, dest Registry) error {
 	if err := r.check(ctx, func(repository string) signing.Store { return src.store(repository) }); err != nil {
 		return err
 	}
-	ro := o.Registry
-	ro.Log = o.Notice
-	c, err := registry.Open(ctx, dest.Address, o.Config.all(r.images()), ro)
+	t, err := o.connect(ctx, dest, r.images())
 	if err != nil {
 		return err
 	}
-	t := &target{Registry: dest, client: c}
 	r.targets = []*target{t}
 	if _, err := r.states(ctx); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -78,8 +79,8 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 	if r.version, err = ParseVersion(r.release.Version); err != nil {
 		return err
 	}
-	if !commit.MatchString(r.release.Source.Commit) {
-		return fmt.Errorf("%s was built from the commit %q, which nobody can check out again; commit the changes and build it anew", o.Dist, r.release.Source.Commit)
+	if err := checkOut(r.release.Source); err != nil {
+		return fmt.Errorf("%s: %w", o.Dist, err)
 	}
 	if err := r.Config.fits(r.images()); err != nil {
 		return fmt.Errorf("the release configuration does not fit %s: %w", o.Dist, err)
@@ -118,6 +119,21 @@ func (o Options) do(ctx context.Context, push bool) (err error) {
 		}
 	}
 	r.done = true
+	return nil
+}
+
+// checkOut fails when a source is no commit: of the repository, or of the runtime
+// where that comes from elsewhere. Binaries have a digest in the provenance instead.
+func checkOut(s dist.Source) error {
+	commits := map[string]string{"the images were": s.Commit}
+	if l := s.Loomcycle; l != "" && !strings.HasPrefix(l, "bin:") {
+		commits["the runtime, of "+l+", was"] = l[strings.LastIndex(l, "#")+1:]
+	}
+	for what, c := range commits {
+		if !commit.MatchString(c) {
+			return fmt.Errorf("%s built from the commit %q, which nobody can check out again; commit the changes and build anew", what, c)
+		}
+	}
 	return nil
 }
 
@@ -165,6 +181,17 @@ func (r *run) checkLocal(ctx context.Context) error {
 	}
 	if stored.Version != r.release.Version || !slices.EqualFunc(stored.Images, r.release.Images, func(a, b dist.Image) bool { return a.Name == b.Name && a.IndexDigest == b.IndexDigest }) {
 		return fmt.Errorf("%s was signed before it was built again; run the target sign", r.Dist)
+	}
+	all, err := r.contents()
+	if err != nil {
+		return err
+	}
+	digests := make([]v1.Hash, len(all))
+	for i, p := range all {
+		digests[i] = p.digest
+	}
+	if err := r.layout.Check(ctx, digests...); err != nil {
+		return err
 	}
 	return r.check(ctx, func(string) signing.Store { return r.layout })
 }
@@ -232,18 +259,15 @@ func (r *run) open(ctx context.Context) (context.Context, func() error, error) {
 	registries := slices.Clone(r.Config.Registries)
 	slices.SortFunc(registries, func(a, b Registry) int { return bytes.Compare([]byte(a.Address), []byte(b.Address)) })
 	for _, reg := range registries {
-		o := r.Registry
-		o.Log = r.Notice
-		c, err := registry.Open(ctx, reg.Address, r.Config.all(r.images()), o)
+		t, err := r.connect(ctx, reg, r.images())
 		if err != nil {
 			return nil, nil, errors.Join(err, unlock())
 		}
-		t := &target{Registry: reg, client: c}
 		var dead []string
 		if id := r.journal.Claims[reg.Address]; id != "" {
 			dead = append(dead, id)
 		}
-		k, err := acquire(ctx, l, c, r.Config.Locks, who, r.Wait, dead, func(id string) error {
+		k, err := acquire(ctx, l, t.client, r.Config.Locks, who, r.Wait, dead, func(id string) error {
 			r.journal.Claims[reg.Address] = id
 			return r.journal.save()
 		})

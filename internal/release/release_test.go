@@ -26,6 +26,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
 	"github.com/loomcycle/loomcycle-images/internal/signing"
@@ -242,6 +243,64 @@ func TestAgainFromAFreshCheckout(t *testing.T) {
 	}
 }
 
+// TestCleanedUpVariant is a registry whose clean-up deleted what no tag names.
+func TestCleanedUpVariant(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	folder := m.dist(disttest.Small("1.0.0"))
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := dist.Read(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, "http://"+address+"/v2/toolbox/manifests/"+r.Images[1].Platforms[0].Digest.String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil || resp.StatusCode != http.StatusAccepted {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+	resp.Body.Close()
+	if err := Publish(t.Context(), m.options(folder)); err != nil {
+		t.Fatal(err)
+	}
+	m.complete(address, folder, "1.0", "1", "latest")
+}
+
+// TestRottenLayer damages a layer after all was signed.
+func TestRottenLayer(t *testing.T) {
+	address := registrytest.Start(t, registrytest.Referrers)
+	m := newMaker(t, address)
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut":     func(b []byte) []byte { return b[:len(b)-1] },
+		"changed": func(b []byte) []byte { b[0]++; return b },
+	} {
+		o := m.options(m.dist(disttest.Small("1.0.0")))
+		r, err := dist.Read(o.Dist)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer := r.Images[0].Platforms[0].Layers[0].Digest
+		file := filepath.Join(o.Dist, "oci", "blobs", "sha256", layer.Encoded())
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, damage(text), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Publish(t.Context(), o); err == nil || !strings.Contains(err.Error(), "blob "+layer.String()+" in "+filepath.Join(o.Dist, "oci")) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(o.State); err == nil {
+			t.Errorf("%s: the registry was asked", name)
+		}
+	}
+}
+
 func (m *maker) referrers(address, folder string) int {
 	m.t.Helper()
 	r, err := dist.Read(folder)
@@ -290,11 +349,14 @@ func TestVersionTagIsNeverMoved(t *testing.T) {
 
 // TestUncertainAnswersStop asks with a registry that answers the tag lookups wrongly.
 func TestUncertainAnswersStop(t *testing.T) {
-	for _, status := range []int{401, 403, 404, 500, 503} {
+	for _, status := range []int{0, 401, 403, 404, 500, 503} { // 0: no answer, the connection drops
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			inner := registrytest.Start(t, registrytest.Referrers)
 			address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
 				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/manifests/v1.0.0") {
+					if status == 0 {
+						panic(http.ErrAbortHandler)
+					}
 					return registrytest.Answer(status, "<html>gateway</html>")
 				}
 				return nil
@@ -314,11 +376,23 @@ func TestUncertainAnswersStop(t *testing.T) {
 	}
 }
 
+// TestNoRegistry releases to where none is.
+func TestNoRegistry(t *testing.T) {
+	m := newMaker(t, freeport.Address(t))
+	o := m.options(m.dist(disttest.Small("1.0.0")))
+	for name, f := range map[string]func() error{"release": func() error { return Publish(t.Context(), o) }, "list": func() error { _, err := List(t.Context(), o); return err }} {
+		if err := f(); err == nil || !strings.Contains(err.Error(), "R0="+m.addresses[0]+", which release.yaml asks for") || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestImmutableRegistry moves no tag at all. Such a registry has the referrers API.
 func TestImmutableRegistry(t *testing.T) {
-	inner := registrytest.Start(t, registrytest.Distribution)
+	inner := registrytest.Start(t, registrytest.Referrers)
 	var seen sync.Map
 	address := registrytest.Proxy(t, inner, func(r *http.Request) *http.Response {
-		if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "sha256") {
+		if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "/manifests/sha256:") {
 			return nil
 		}
 		body, err := io.ReadAll(r.Body)
@@ -633,7 +707,7 @@ func TestTakingBack(t *testing.T) {
 					denied.Store(true)
 					giveUp()
 					return registrytest.Answer(403, `{"errors":[{"code":"DENIED","message":"no"}]}`)
-				case suspended && denied.Load() && latest("loomcycle"):
+				case suspended && denied.Load() && latest("toolbox"):
 					_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client leave
 					now.add(time.Hour)
 					select {
@@ -659,7 +733,7 @@ func TestTakingBack(t *testing.T) {
 			}
 			if !suspended {
 				m.complete(address, old, "1.0", "1", "latest")
-			} else if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.0.1"] {
+			} else if tags := m.tags(address, "loomcycle"); tags["loomcycle:latest"] != tags["loomcycle:1.0.1"] {
 				t.Errorf("a channel was written without the lock: %v", tags)
 			}
 			armed.Store(false)
@@ -730,13 +804,21 @@ func TestRollback(t *testing.T) {
 
 func TestOnlyACommitIsReleased(t *testing.T) {
 	m := newMaker(t, registrytest.Start(t, registrytest.Referrers))
-	for _, c := range []string{"unknown", strings.Repeat("a", 40) + "-dirty"} {
+	dirty := strings.Repeat("a", 40) + "-dirty"
+	for _, x := range []struct{ own, runtime, want string }{
+		{"unknown", "", "unknown"}, {dirty, "", dirty},
+		{"", "dir:loomcycle#" + dirty, dirty}, {"", "dir:loomcycle#unknown", "unknown"},
+		{"", "dir:loomcycle#" + strings.Repeat("a", 40), ""}, {"", "bin:loomcycle", ""},
+	} {
 		folder := m.dist(disttest.Small("1.0.0"))
 		r, err := dist.Read(folder)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Source.Commit = c
+		r.Source.Loomcycle = x.runtime
+		if x.own != "" {
+			r.Source.Commit = x.own
+		}
 		text, err := json.Marshal(r)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(folder, "release.json"), text, 0o644)
@@ -747,8 +829,9 @@ func TestOnlyACommitIsReleased(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Publish(t.Context(), m.options(folder)); err == nil || !strings.Contains(err.Error(), c) {
-			t.Errorf("a build of commit %s: %v", c, err)
+		err = Publish(t.Context(), m.options(folder))
+		if refused := err != nil && strings.Contains(err.Error(), "nobody can check out"); refused != (x.want != "") || refused && !strings.Contains(err.Error(), x.want) {
+			t.Errorf("a build of %+v: %v", x, err)
 		}
 	}
 }
@@ -933,32 +1016,72 @@ func one(path string) func(string) bool {
 
 func none(string) bool { return false }
 
+// elsewhere makes a run one of another machine: it has no journal, and finds the
+// lock of a killed run ended.
+func elsewhere(t *testing.T, o Options, n int) Options {
+	o.State, o.Now = t.TempDir(), func() time.Time { return time.Now().Add(time.Duration(n) * time.Hour) }
+	return o
+}
+
 // TestFailureAfterAKill is a run that dies between the channels of two images,
-// and the next, which fails at the second: both go back.
+// and the next, which fails at the second: both go back, in both registries, also
+// when the next runs on another machine, or is that of a newer version there.
 func TestFailureAfterAKill(t *testing.T) {
-	address, refuse := faulty(t)
-	m := newMaker(t, address)
-	old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
-	if err := Publish(t.Context(), m.options(old)); err != nil {
-		t.Fatal(err)
+	for _, x := range []struct {
+		name, next string
+		elsewhere  int
+	}{{"here", "1.0.1", 0}, {"elsewhere", "1.0.1", 1}, {"another version elsewhere", "1.0.2", 1}} {
+		t.Run(x.name, func(t *testing.T) {
+			address, refuse := faulty(t)
+			m := newMaker(t, address, registrytest.Start(t, registrytest.Referrers))
+			old, recent := m.dist(disttest.Small("1.0.0")), m.dist(disttest.Small("1.0.1"))
+			if err := Publish(t.Context(), m.options(old)); err != nil {
+				t.Fatal(err)
+			}
+			refuse(after("/loomcycle/manifests/latest"))
+			if err := Publish(t.Context(), m.options(recent)); err == nil {
+				t.Fatal("it was released")
+			}
+			if tags := m.tags(address, "loomcycle"); tags["loomcycle:latest"] != tags["loomcycle:1.0.1"] {
+				t.Fatalf("the killed release moved nothing: %v", tags)
+			}
+			if x.next != "1.0.1" {
+				recent = m.dist(disttest.Small(x.next))
+			}
+			publish := func(n int) error {
+				o := m.options(recent)
+				if n > 0 {
+					o = elsewhere(t, o, n)
+				}
+				return Publish(t.Context(), o)
+			}
+			refuse(one("/toolbox/manifests/latest"))
+			if err := publish(x.elsewhere); err == nil {
+				t.Fatal("it was released")
+			}
+			for _, a := range m.addresses {
+				m.complete(a, old, "1.0", "1", "latest")
+			}
+			refuse(none)
+			if err := publish(2 * x.elsewhere); err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range m.addresses {
+				m.complete(a, recent, "1.0", "1", "latest")
+			}
+		})
 	}
-	for _, f := range []func(string) bool{after("/loomcycle/manifests/latest"), one("/toolbox/manifests/latest")} {
-		refuse(f)
-		if err := Publish(t.Context(), m.options(recent)); err == nil {
-			t.Fatal("it was released")
-		}
-	}
-	m.complete(address, old, "1.0", "1", "latest")
-	refuse(none)
-	if err := Publish(t.Context(), m.options(recent)); err != nil {
-		t.Fatal(err)
-	}
-	m.complete(address, recent, "1.0", "1", "latest")
 }
 
 // TestAbort takes a killed release back to where the channels were before it,
-// which is not where they were before an earlier try.
+// which is not where they were before an earlier try; also on another machine.
 func TestAbort(t *testing.T) {
+	for _, there := range []bool{false, true} {
+		t.Run(fmt.Sprintf("elsewhere %v", there), func(t *testing.T) { abort(t, there) })
+	}
+}
+
+func abort(t *testing.T, there bool) {
 	address, refuse := faulty(t)
 	m := newMaker(t, address)
 	publish := func(folder string, f func(string) bool) error {
@@ -987,13 +1110,25 @@ func TestAbort(t *testing.T) {
 	if err := Rollback(t.Context(), m.options(""), "latest", "1.2.0"); err == nil || !strings.Contains(err.Error(), "-abort 1.2.0") {
 		t.Errorf("rolled back to a half-released version: %v", err)
 	}
-	if err := Abort(t.Context(), m.options(""), "1.2.0"); err != nil {
+	o := m.options("")
+	if there {
+		o = elsewhere(t, o, 1)
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil {
 		t.Fatal(err)
 	}
 	m.complete(address, fix, "1.1", "1", "latest")
-	if left, _ := filepath.Glob(filepath.Join(m.options("").State, "*.json")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
+	said := false
+	o.Notice = func(f string, a ...any) {
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.2.0")
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil || !said {
+		t.Errorf("with nothing to take back: said %v, %v", said, err)
+	}
+	m.complete(address, fix, "1.1", "1", "latest")
 }
 
 // TestForgottenRegistry is a second run that is not told of the first one's other registry.

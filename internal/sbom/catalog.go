@@ -50,8 +50,9 @@ type Variant struct {
 	Files []string
 	FS    *imagefs.FS
 	Lock  *lock.Lock
-	// ModuleCache is a GOMODCACHE that holds every module of Modules, for
-	// their licences.
+	// ModuleCache is a folder like a GOMODCACHE that holds every module of
+	// Modules under its name, for their licences, and no other: what a
+	// machine happens to have must not be in its documents.
 	ModuleCache string
 	// Licences are those of the project's own programs.
 	Licences []string
@@ -252,6 +253,12 @@ func (c *Catalog) claimComponents(ctx context.Context, components []Component) (
 			}
 			continue
 		}
+		if component.Says.File != "" {
+			if got := component.version(v.FS); got != p.Version {
+				c.Missing = append(c.Missing, p.Name+" "+p.Version)
+				c.Extra = append(c.Extra, fmt.Sprintf("%s %s (/%s)", p.Name, got, component.Says.File))
+			}
+		}
 		id := c.keep(p)
 		if component.Definition {
 			own = id
@@ -297,7 +304,8 @@ func (c *Catalog) claimRest(found found, components Components) error {
 }
 
 // claimDebian claims the files that a package's database entry lists, where
-// the content is what the package shipped.
+// the content is what the package shipped: by its MD5, or, for one that has
+// none, because the layer is the package's own.
 func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]string) error {
 	entry, ok := p.Metadata.(pkg.DpkgDBEntry)
 	if !ok {
@@ -305,6 +313,19 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 	}
 	v := c.Variant
 	listed := map[string]bool{}
+	group := ""
+	for _, l := range v.Lock.Debian[v.arch()] {
+		if l.Name == p.Name && l.Version == p.Version && l.Arch == entry.Architecture && slices.Contains(v.Groups, l.Group) {
+			group = l.Group
+		}
+	}
+	inLayer := func(f *imagefs.File) {
+		if v.group(f) == group {
+			c.Owner[f.Path] = id
+		} else if why[f.Path] == "" {
+			why[f.Path] = fmt.Sprintf("%s %s lists it without a checksum, and it is in the layer %s, not in the package's own", p.Name, p.Version, v.group(f))
+		}
+	}
 	for _, record := range entry.Files {
 		f := v.FS.Stat(record.Path)
 		if f == nil || !f.Regular() {
@@ -320,8 +341,10 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 				why[f.Path] = fmt.Sprintf("it differs from what %s %s shipped", p.Name, p.Version)
 				continue
 			}
+			c.Owner[f.Path] = id
+			continue
 		}
-		c.Owner[f.Path] = id
+		inLayer(f)
 	}
 	// A few packages ship no md5sums; their .list still says what is theirs.
 	for _, base := range []string{entry.Package + ":" + entry.Architecture, entry.Package} {
@@ -331,7 +354,7 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		}
 		for line := range strings.Lines(string(list)) {
 			if f := v.FS.Stat(strings.TrimSpace(line)); f != nil && f.Regular() && !listed[f.Path] {
-				c.Owner[f.Path] = id
+				inLayer(f)
 			}
 		}
 		break
@@ -340,7 +363,7 @@ func (c *Catalog) claimDebian(id artifact.ID, p pkg.Package, why map[string]stri
 		for _, f := range v.FS.Below(db + entry.Package) {
 			rest := strings.TrimPrefix(strings.TrimPrefix(f.Path, db+entry.Package), ":"+entry.Architecture)
 			if f.Regular() && (rest == "" || strings.HasPrefix(rest, ".") && !strings.Contains(rest[1:], ".")) {
-				c.Owner[f.Path] = id
+				inLayer(f)
 			}
 		}
 	}
@@ -490,11 +513,13 @@ func (c *Catalog) linkModules(modules []pkg.Package, keep func(pkg.Package) arti
 	c.sbom.Relationships = relations
 }
 
-// Modules lists the Go modules that the project's programs in an image are
-// linked from, as path@version, sorted. A folder that replaces a module is
-// part of the program's own source and has no version.
-func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
-	var out []string
+// Modules are the Go modules that the project's programs in an image are
+// linked from, as path@version: by the name that the program requires, the
+// one that its content comes from, which is another where it is replaced. A
+// folder that replaces a module is part of the program's own source and has
+// no version.
+func Modules(fsys *imagefs.FS, components Components) (map[string]string, error) {
+	out := map[string]string{}
 	for _, f := range fsys.All() {
 		if !f.ELF || !components.program(f.Path) {
 			continue
@@ -504,17 +529,17 @@ func Modules(fsys *imagefs.FS, components Components) ([]string, error) {
 			return nil, fmt.Errorf("/%s is not a Go program with build information: %w", f.Path, err)
 		}
 		for _, m := range info.Deps {
+			name := m.Path + "@" + m.Version
 			if m.Replace != nil {
 				m = m.Replace
 			}
 			if m.Version == "" || m.Version == "(devel)" {
 				continue
 			}
-			out = append(out, m.Path+"@"+m.Version)
+			out[name] = m.Path + "@" + m.Version
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+	return out, nil
 }
 
 // Summary is one line for a log.

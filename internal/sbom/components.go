@@ -1,10 +1,12 @@
 package sbom
 
 import (
+	"bytes"
 	_ "embed"
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -42,6 +44,12 @@ type Component struct {
 	Supplier string   `yaml:"supplier"`
 	CPE      string   `yaml:"cpe"` // with VERSION in place of the locked version
 	Paths    []string `yaml:"paths"`
+	// Says is where its own files name its version: the groups of the pattern,
+	// with dots between them. It has to be the locked one.
+	Says struct {
+		File    string `yaml:"file"`
+		Version string `yaml:"version"` // a regular expression
+	} `yaml:"says"`
 	// Definition adds the paths that the image's definition declares, in the
 	// layer group `files`. Its files are listed one by one in the documents.
 	Definition bool `yaml:"definition"`
@@ -61,6 +69,9 @@ func ParseComponents(data []byte) (Components, error) {
 	}
 	var errs []error
 	for _, component := range c.Components {
+		if _, err := regexp.Compile(component.Says.Version); err != nil {
+			errs = append(errs, fmt.Errorf("component %s: says: %w", component.Name, err))
+		}
 		for _, p := range component.Paths {
 			if err := checkPattern(p, component.Source != "" && component.Group != ""); err != nil {
 				errs = append(errs, fmt.Errorf("component %s: %w", component.Name, err))
@@ -101,6 +112,16 @@ func (c Component) claims(v Variant, f *imagefs.File) bool {
 	}
 	return c.Definition && slices.Contains(v.Files, f.Path) ||
 		slices.ContainsFunc(c.Paths, func(p string) bool { return doublestar.MatchUnvalidated(p, f.Path) })
+}
+
+// version is what its files in the image say that it is; "unknown" where they
+// say nothing.
+func (c Component) version(fsys *imagefs.FS) string {
+	text, err := fsys.ReadFile(c.Says.File)
+	if m := regexp.MustCompile(c.Says.Version).FindSubmatch(text); err == nil && m != nil {
+		return string(bytes.Join(m[1:], []byte(".")))
+	}
+	return "unknown"
 }
 
 // ownsProgram says whether a module was found in one of the programs' places.

@@ -51,9 +51,10 @@ var program = sync.OnceValues(func() (string, error) {
 var licences = sync.OnceValues(func() (context.Context, error) { return sbom.WithLicences(context.Background()) })
 
 const (
-	copyright = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: someone\nLicense: GPL-2+\n"
-	status    = "Package: hello\nStatus: install ok installed\nMaintainer: A <a@example.test>\nArchitecture: arm64\nSource: hello-src (2.10-3)\nVersion: 2.10-3+b1\nConffiles:\n /etc/hello.conf %x\nDescription: greets\n\n"
-	osRelease = "ID=debian\nVERSION_ID=13\nNAME=Debian\nPRETTY_NAME=\"Debian 13\"\n"
+	copyright   = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: someone\nLicense: GPL-2+\n"
+	status      = "Package: hello\nStatus: install ok installed\nMaintainer: A <a@example.test>\nArchitecture: arm64\nSource: hello-src (2.10-3)\nVersion: 2.10-3+b1\nConffiles:\n /etc/hello.conf %x\nDescription: greets\n\n"
+	nodeVersion = "#ifndef X\n#define NODE_MAJOR_VERSION 26\n#define NODE_MINOR_VERSION 12\n#define NODE_PATCH_VERSION %d\n\n"
+	osRelease   = "ID=debian\nVERSION_ID=13\nNAME=Debian\nPRETTY_NAME=\"Debian 13\"\n"
 )
 
 func sum(s string) string { return fmt.Sprintf("%x", md5.Sum([]byte(s))) } //nolint:gosec // as dpkg does
@@ -104,9 +105,9 @@ func complete(t *testing.T) (layers, *lock.Lock) {
 	)
 	l.add("pycache", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "bytecode"),
 		imagetest.File("usr/lib/hello/__pycache__/alias.cpython-313.pyc", "bytecode"))
-	l.add("go", imagetest.Program("usr/local/go/bin/go", "the go command"), imagetest.File("usr/local/go/src/a/b/c.go", "package b"))
+	l.add("go", imagetest.Program("usr/local/go/bin/go", "the go command"), imagetest.File("usr/local/go/VERSION", "go1.27.4\ntime 2026-11-04T19:01:54Z\n"))
 	l.add("node",
-		imagetest.Program("usr/local/bin/node", "node"), imagetest.File("usr/local/include/node/node.h", "h"),
+		imagetest.Program("usr/local/bin/node", "node"), imagetest.File("usr/local/include/node/node_version.h", fmt.Sprintf(nodeVersion, 1)),
 		imagetest.File("usr/local/lib/node_modules/npm/package.json", `{"name":"npm","version":"12.2.2","license":"Artistic-2.0"}`),
 		imagetest.Program("usr/local/lib/node_modules/npm/bin/npm-cli.js", "js"),
 		imagetest.File("usr/local/lib/node_modules/npm/node_modules/@x/y/package.json", `{"name":"@x/y","version":"1.0.0","license":"MIT"}`),
@@ -430,6 +431,12 @@ func TestIncompleteImageIsRefused(t *testing.T) {
 		{"a file of nobody beside the generated ones", func(l layers, _ *lock.Lock) { l.add("files", imagetest.File("etc/profile.d/other.sh", "x")) }, []string{"/etc/profile.d/other.sh: no package lists it"}},
 		{"a generated file in a package's layer", func(l layers, _ *lock.Lock) { l.add("base", imagetest.File("etc/group", "x")) }, []string{"/etc/group: no package lists it"}},
 		{"a file of a package that was changed", func(l layers, _ *lock.Lock) { l.replace("usr/bin/hello", "trojan") }, []string{"/usr/bin/hello: it differs from what hello 2.10-3+b1 shipped"}},
+		{"a file without a checksum from another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("usr/lib/hello/unsummed", "trojan"))
+		}, []string{"/usr/lib/hello/unsummed: hello 2.10-3+b1 lists it without a checksum, and it is in the layer files"}},
+		{"a package's list from another layer", func(l layers, _ *lock.Lock) {
+			l.add("files", imagetest.File("var/lib/dpkg/info/hello.list", "/etc/stray\n"), imagetest.File("etc/stray", "x"))
+		}, []string{"/var/lib/dpkg/info/hello.list: hello", "/etc/stray: hello"}},
 		{"a conffile that was changed", func(l layers, _ *lock.Lock) { l.replace("etc/hello.conf", "other") }, []string{"/etc/hello.conf: it differs"}},
 		{"a file over the Go toolchain from elsewhere", func(l layers, _ *lock.Lock) {
 			l.add("files", imagetest.Program("usr/local/go/bin/go", "trojan"))
@@ -450,6 +457,11 @@ func TestIncompleteImageIsRefused(t *testing.T) {
 			l.add("files", imagetest.File("usr/lib/hello/__pycache__/greet.cpython-313.pyc", "trojan"))
 		}, []string{"greet.cpython-313.pyc: no package lists it"}},
 		{"another version", func(_ layers, k *lock.Lock) { k.Debian["arm64"][0].Version = "2.10-4" }, []string{"hello 2.10-4 (arm64) is in the lock"}},
+		{"another Go than the locked one", func(l layers, _ *lock.Lock) { l.replace("usr/local/go/VERSION", "go1.27.3\ntime x\n") }, []string{"go-toolchain 1.27.4 is in the lock for this image, but not in the image", "go-toolchain 1.27.3 (/usr/local/go/VERSION) is in the image, but not in the lock"}},
+		{"another Node than the locked one", func(l layers, _ *lock.Lock) {
+			l.replace("usr/local/include/node/node_version.h", fmt.Sprintf(nodeVersion, 2))
+		}, []string{"node 26.12.2 (/usr/local/include/node/node_version.h) is in the image, but not in the lock"}},
+		{"a Node that does not say what it is", func(l layers, _ *lock.Lock) { l.replace("usr/local/include/node/node_version.h", "") }, []string{"node unknown (/usr/local/include/node/node_version.h) is in the image"}},
 		{"no Go toolchain in its layer", func(l layers, _ *lock.Lock) { l.entries["go"] = nil }, []string{"go-toolchain 1.27.4 is in the lock for this image, but not in the image"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -21,9 +21,9 @@ import (
 
 const module = "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/"
 
-// Run builds the sidecar and its session agent and runs it against podman
-// until ctx ends or a signal comes, with the session image of SANDBOX_IMAGE or
-// else of dist. Every variable of the environment reaches it.
+// Run builds the sidecar and its session agent and runs it against podman, or the
+// docker that dist.Load found, until ctx ends or a signal comes, with the session image
+// of SANDBOX_IMAGE or else of dist. Every variable of the environment reaches it.
 func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 	dir, err := cache.Dir(getenv)
 	if err != nil {

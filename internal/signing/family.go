@@ -71,7 +71,7 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 	}
 	sboms := []SBOM{}
 	for _, image := range r.Images {
-		found, err := statements(folder, r, image, add)
+		found, err := s.statements(folder, r, image, add)
 		if err != nil {
 			return v1.Hash{}, err
 		}
@@ -104,7 +104,7 @@ func SignFamily(ctx context.Context, folder string, r *dist.Release, s *Signer) 
 }
 
 // statements adds what is to be signed of an image, and lists its SBOMs.
-func statements(folder string, r *dist.Release, image dist.Image, add func(h digest.Digest, predicateType string, predicate []byte) error) (sboms []SBOM, err error) {
+func (s *Signer) statements(folder string, r *dist.Release, image dist.Image, add func(h digest.Digest, predicateType string, predicate []byte) error) (sboms []SBOM, err error) {
 	member, err := json.Marshal(Member{r.Version, r.Source, image})
 	if err != nil {
 		return nil, err
@@ -126,6 +126,9 @@ func statements(folder string, r *dist.Release, image dist.Image, add func(h dig
 			predicate, err := predicateFor(text, v.Digest, d.predicateType)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			if level := buildLevel(predicate); level > 1 && d.predicateType == Provenance && s.keypair != nil {
+				return nil, fmt.Errorf("%s claims SLSA build level %v, which a signature by a key does not reach: sign keyless, or run the target provenance again with COSIGN_KEY set", file, level)
 			}
 			if err := add(v.Digest, d.predicateType, predicate); err != nil {
 				return nil, err
@@ -158,6 +161,19 @@ func predicateFor(text []byte, subject digest.Digest, predicateType string) ([]b
 		return nil, fmt.Errorf("it is a statement of type %s about %v, want one of %s about %s; run the target provenance again", st.PredicateType, st.Subject, predicateType, subject)
 	}
 	return st.Predicate, nil
+}
+
+// buildLevel is the SLSA level that a provenance claims, 0 where it claims none.
+func buildLevel(predicate []byte) float64 {
+	var p struct {
+		BuildDefinition struct {
+			InternalParameters struct {
+				SLSABuildLevel float64 `json:"slsaBuildLevel"`
+			} `json:"internalParameters"`
+		} `json:"buildDefinition"`
+	}
+	_ = json.Unmarshal(predicate, &p) // what is no provenance claims nothing
+	return p.BuildDefinition.InternalParameters.SLSABuildLevel
 }
 
 // indexProvenance turns a variant's provenance into that of the index: the same

@@ -38,6 +38,10 @@ func TestKeyless(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := signing.Layout(filepath.Join(folder, "oci"))
+			// Whose a certificate's signature is could not be told from a stranger's.
+			if err := s.Legacy(t.Context(), nil, "toolbox", hash(t, r.Images[0].IndexDigest), nil); err == nil || !strings.Contains(err.Error(), "COSIGN_KEY") {
+				t.Errorf("keyless in the tag scheme: %v", err)
+			}
 			verify := func() error {
 				c, err := signing.TrustFromEnv(getenv, t.TempDir())
 				if err != nil {

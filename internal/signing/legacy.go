@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -24,13 +25,26 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 )
 
+// CheckLegacy fails when there is no key to sign with in the tag scheme. Keyless
+// signatures in it have an entry in a Rekor 1, and could be told from a stranger's
+// only by that and their certificate.
+func (c Config) CheckLegacy() error {
+	if c.Keyless {
+		return errors.New("cosign's older tag scheme (legacySignatures) is signed with a key, which podman, CRI-O and skopeo are given: set COSIGN_KEY, or leave legacySignatures out")
+	}
+	return nil
+}
+
 // Legacy also signs a digest in cosign's older tag scheme (sha256-HEX.sig and
 // .att), for clients that know no bundles: podman, CRI-O, skopeo, older cosign.
 // These signatures name the repository, so they are made per registry, by
 // cosign's own commands. What this signer has put there already is left as it is,
 // type by type: a run that was killed between two attestations is finished by the
-// next. What another put there is added to.
+// next. What another put there is added to. No transparency log is told of them.
 func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository string, subject v1.Hash, bundles []Attachment) error {
+	if err := s.config.CheckLegacy(); err != nil {
+		return err
+	}
 	repo, err := c.Repository(repository)
 	if err != nil {
 		return err
@@ -40,19 +54,10 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 	if err != nil {
 		return err
 	}
-	ko := options.KeyOpts{KeyRef: s.file, PassFunc: func(bool) ([]byte, error) { return s.password, nil }, SkipConfirmation: true, IDToken: s.config.IDToken}
-	log := s.sigs != nil && len(s.sigs.RekorLogURLs()) > 0
-	if s.sigs != nil {
-		if all := s.sigs.FulcioCertificateAuthorityURLs(); len(all) > 0 {
-			ko.FulcioURL = all[0].URL
-		}
-		if log {
-			ko.RekorURL = s.sigs.RekorLogURLs()[0].URL
-		}
-	}
+	ko := options.KeyOpts{KeyRef: s.file, PassFunc: func(bool) ([]byte, error) { return s.password, nil }, SkipConfirmation: true}
 	reg := options.RegistryOptions{RegistryClientOpts: c.Remote(ctx)}
 	if !signed {
-		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: log, Registry: reg}, []string{ref.String()})
+		err := sign.SignCmd(&options.RootOptions{Timeout: 5 * time.Minute}, ko, options.SignOptions{Upload: true, TlogUpload: false, Registry: reg}, []string{ref.String()})
 		if err != nil {
 			return fmt.Errorf("sign %s in the tag scheme: %w", ref, err)
 		}
@@ -81,7 +86,7 @@ func (s *Signer) Legacy(ctx context.Context, c *registry.Client, repository stri
 		if err := f.Close(); err != nil {
 			return err
 		}
-		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: log, RekorEntryType: "dsse", Timeout: 5 * time.Minute}
+		a := attest.AttestCommand{KeyOpts: ko, RegistryOptions: reg, PredicatePath: f.Name(), PredicateType: b.PredicateType, TlogUpload: false, RekorEntryType: "dsse", Timeout: 5 * time.Minute}
 		if err := a.Exec(ctx, ref.String()); err != nil {
 			return fmt.Errorf("attest the %s of %s in the tag scheme: %w", Title(b.PredicateType), ref, err)
 		}
@@ -126,16 +131,11 @@ func (s *Signer) legacyState(ref name.Digest, o []remote.Option) (signed bool, a
 }
 
 // signed tells whether a signature is this signer's, for the repository and
-// the digest. Keyless, where each has a key of its own, any with a certificate
-// counts.
+// the digest.
 func (s *Signer) signed(ref name.Digest, a oci.Signature) (bool, error) {
 	text, err := a.Payload()
 	if err != nil {
 		return false, err
-	}
-	if s.keypair == nil {
-		cert, err := a.Cert()
-		return err == nil && cert != nil, nil
 	}
 	encoded, err := a.Base64Signature()
 	if err != nil {
@@ -158,9 +158,6 @@ func (s *Signer) attested(ref name.Digest, a oci.Signature) (string, error) {
 	var st Statement
 	if json.Unmarshal(text, &envelope) != nil || json.Unmarshal(envelope.Payload, &st) != nil {
 		return "", nil
-	}
-	if s.keypair == nil {
-		return st.PredicateType, nil
 	}
 	ours := dsse.WrapVerifier(s.sv).VerifySignature(bytes.NewReader(text), nil) == nil &&
 		slices.ContainsFunc(st.Subject, func(r Resource) bool { return "sha256:"+r.Digest["sha256"] == ref.DigestStr() })

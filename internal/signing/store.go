@@ -38,9 +38,53 @@ type Layout string
 // Name implements Store.
 func (l Layout) Name() string { return string(l) }
 
-// Open opens a blob.
+// Open opens a blob; the reader fails at its end if the bytes do not match the digest.
 func (l Layout) Open(_ context.Context, h v1.Hash) (io.ReadCloser, error) {
-	return os.Open(filepath.Join(string(l), "blobs", h.Algorithm, h.Hex))
+	f, err := os.Open(filepath.Join(string(l), "blobs", h.Algorithm, h.Hex))
+	if err != nil {
+		return nil, err
+	}
+	return registry.Checked(f, h, string(l)), nil
+}
+
+// Check reads all that the manifests lead to, each blob once, and fails at the
+// first that is missing or does not match its digest.
+func (l Layout) Check(ctx context.Context, manifests ...v1.Hash) error {
+	done := map[v1.Hash]bool{}
+	for ; len(manifests) > 0; manifests = manifests[1:] {
+		m, err := l.Manifest(ctx, manifests[0])
+		if err != nil {
+			return err
+		}
+		var of struct { // an index, or a manifest
+			Manifests, Layers []v1.Descriptor
+			Config            v1.Descriptor
+		}
+		if err := json.Unmarshal(m.Raw, &of); err != nil {
+			return fmt.Errorf("read manifest %s: %w", manifests[0], err)
+		}
+		for _, d := range of.Manifests {
+			manifests = append(manifests, d.Digest)
+		}
+		if !m.Type.IsIndex() {
+			of.Layers = append(of.Layers, of.Config)
+		}
+		for _, d := range of.Layers {
+			if done[d.Digest] {
+				continue
+			}
+			r, err := l.Open(ctx, d.Digest)
+			if err != nil {
+				return fmt.Errorf("a blob of manifest %s: %w", manifests[0], err)
+			}
+			_, err = io.Copy(io.Discard, r)
+			if err := errors.Join(err, r.Close(), ctx.Err()); err != nil {
+				return fmt.Errorf("manifest %s: %w", manifests[0], err)
+			}
+			done[d.Digest] = true
+		}
+	}
+	return nil
 }
 
 // Blob implements Store; the bytes are checked against the digest.

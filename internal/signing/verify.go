@@ -47,7 +47,7 @@ func VerifyImage(ctx context.Context, s Store, index v1.Hash, t *Trust) (*Member
 		return fail("index", err)
 	}
 	if !m.Type.IsIndex() {
-		return fail("index", fmt.Errorf("the digest names a %s; verify the index, it leads to every platform", m.Type))
+		return nil, nil, fmt.Errorf("%s@%s is no index (%s); verify the image's index, which leads to every platform", s.Name(), index, m.Type)
 	}
 	if got, _, err := v1.SHA256(bytes.NewReader(m.Raw)); err != nil || got != index {
 		return fail("index", fmt.Errorf("the content has the digest %s", got))

@@ -9,6 +9,7 @@ import (
 	"encoding/asn1"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"os"
 	"os/exec"
@@ -174,6 +175,58 @@ func TestPlanned(t *testing.T) {
 		if _, err := bad.finish(t); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, not %q", err, want)
 		}
+	}
+}
+
+// The image's sources of apt are apt's own example, with backports when asked for.
+func TestAptSources(t *testing.T) {
+	const example = `# Modernized
+Types: deb
+URIs: http://mirror.example.test/debian
+# Suites: none
+Suites: trixie trixie-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://security.example.test/debian-security
+Suites: trixie-security
+Components: main
+`
+	const backports = `
+Types: deb
+URIs: http://mirror.example.test/debian
+Suites: trixie-backports
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+`
+	for _, tc := range []struct {
+		example   string // "" without the file
+		backports bool
+		want, err string
+	}{
+		{example, false, example, ""},
+		{example, true, example + backports, ""},
+		{strings.TrimRight(example, "\n"), true, example + backports, ""},
+		{"", false, "", "apt's example of its sources"},
+		{"# nothing\n", true, "", "has no stanza"},
+	} {
+		im := image{files: map[string]string{}, records: []record{rec("apt", false)}, plan: plan.Finish{AptSources: true, Backports: tc.backports}}
+		if tc.example != "" {
+			im.files["usr/share/doc/apt/examples/debian.sources"] = tc.example
+		}
+		l, err := im.finish(t)
+		if tc.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("%q: the error is %v, not %q", tc.example, err, tc.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%q: %v", tc.example, err)
+			continue
+		}
+		want(t, l, fmt.Sprintf("/etc/apt/sources.list.d/debian.sources 100644 0:0 1700000000 n1 %q", tc.want))
 	}
 }
 

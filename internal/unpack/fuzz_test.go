@@ -4,9 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"io"
+	"io/fs"
+	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 func seeds(t testing.TB) [][]byte {
@@ -74,6 +79,61 @@ func FuzzDeb(f *testing.F) {
 		}
 		d.fingerprint()
 		_ = d.each(func(_ *tar.Header, r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
+	})
+}
+
+// FuzzTarball: of an npm package only plain files below one folder are seen, and
+// no more bytes than the limit.
+func FuzzTarball(f *testing.F) {
+	whole := compressed(f, ".gz", tarOf(f, folder("package/"), file("package/bin/node", "node"), file("package/package.json", "{}")))
+	for _, b := range [][]byte{
+		whole, whole[:len(whole)/2], whole[:10], {}, append(bytes.Clone(whole), whole...),
+		compressed(f, ".gz", tarOf(f, file("package/../../x", "x"))), compressed(f, ".gz", tarOf(f, symbolic("package/x", "/etc"))),
+	} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_ = tarball(b, func(name string, h *tar.Header, content io.Reader) error {
+			n, err := io.Copy(io.Discard, content)
+			if name == "" || strings.HasPrefix(name, "/") || path.Clean("/"+name) != "/"+name || h.Typeflag != tar.TypeReg || n > maxFile {
+				t.Errorf("%q (type %q, %d bytes) passes as %q", h.Name, h.Typeflag, n, name)
+			}
+			return err
+		})
+	})
+}
+
+// FuzzGo: a toolchain's zip is refused, or all of it is below usr/local/go.
+func FuzzGo(f *testing.F) {
+	if os.Geteuid() != 0 {
+		citest.Skip(f, "files of other owners can only be made by root")
+	}
+	whole := zipOf(f, map[string]string{toolchainPrefix + "bin/go": "go", toolchainPrefix + "src/_go.mod": "module std"})
+	for _, b := range [][]byte{
+		whole, whole[:len(whole)/2], {}, bytes.ReplaceAll(whole, []byte("src/_go.mod"), []byte("../../../xx")),
+		bytes.ReplaceAll(whole, []byte("src/_go.mod"), []byte("bin/go/x.go")), bytes.ReplaceAll(whole, []byte("src/_go.mod"), []byte("x\\..\\.\\y.z")),
+	} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		dir := t.TempDir()
+		out := filepath.Join(dir, "out")
+		if err := os.Mkdir(out, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := toolchain(t, b, out)
+		if err := filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+			name := strings.TrimPrefix(p, dir) + "/"
+			if !strings.HasPrefix("/out/usr/local/go/", name) && !strings.HasPrefix(name, "/out/usr/local/go/") {
+				t.Errorf("it made %s", name)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, found := os.Stat(filepath.Join(out, "usr/local/go/bin/go")); err == nil && found != nil {
+			t.Errorf("it passes without a bin/go: %v", found)
+		}
 	})
 }
 

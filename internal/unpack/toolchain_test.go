@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"bytes"
-	"compress/gzip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,32 +15,48 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/unpack/plan"
 )
 
+const (
+	toolchainVersion = "v0.0.1-go1.99.linux-amd64"
+	toolchainPrefix  = "golang.org/toolchain@" + toolchainVersion + "/"
+)
+
+func zipOf(t testing.TB, files map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for name, content := range files {
+		w, err := z.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// toolchain lays a zip out in a folder.
+func toolchain(t *testing.T, b []byte, out string) error {
+	t.Helper()
+	in := filepath.Join(t.TempDir(), "go.zip")
+	if err := os.WriteFile(in, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return Go(t.Context(), plan.Go{Epoch: epoch, Version: toolchainVersion, SHA256: digest.FromBytes(b)}, in, out)
+}
+
 func TestGo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		citest.Skip(t, "files of other owners can only be made by root")
 	}
-	const prefix = "golang.org/toolchain@v0.0.1-go1.99.linux-amd64/"
+	const prefix = toolchainPrefix
 	layOut := func(files map[string]string) ([]string, error) {
-		var b bytes.Buffer
-		z := zip.NewWriter(&b)
-		for name, content := range files {
-			w, err := z.Create(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.Write([]byte(content)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
-		in, out := filepath.Join(t.TempDir(), "go.zip"), t.TempDir()
-		if err := os.WriteFile(in, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		err := Go(t.Context(), plan.Go{Epoch: epoch, Version: "v0.0.1-go1.99.linux-amd64", SHA256: digest.FromBytes(b.Bytes())}, in, out)
-		if err != nil {
+		out := t.TempDir()
+		if err := toolchain(t, zipOf(t, files), out); err != nil {
 			return nil, err
 		}
 		return listing(t, out), nil
@@ -76,14 +91,11 @@ func TestNPM(t *testing.T) {
 			members []member
 			input   *plan.Input
 		}{"node.tgz": {node, &p.Node}, "npm.tgz": {npm, &p.NPM}} {
-			var b bytes.Buffer
-			z := gzip.NewWriter(&b)
-			z.Write(tarOf(t, c.members...))
-			z.Close()
-			if err := os.WriteFile(filepath.Join(in, name), b.Bytes(), 0o644); err != nil {
+			b := compressed(t, ".gz", tarOf(t, c.members...))
+			if err := os.WriteFile(filepath.Join(in, name), b, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			*c.input = plan.Input{File: name, SHA256: digest.FromBytes(b.Bytes())}
+			*c.input = plan.Input{File: name, SHA256: digest.FromBytes(b)}
 		}
 		err := NPM(t.Context(), p, in, out)
 		if err != nil {

@@ -88,6 +88,7 @@ type pkg struct {
 	fields  string // more control fields
 	control []member
 	data    []member
+	ext     string // of both members, .xz say
 }
 
 func (p pkg) build(t testing.TB) []byte {
@@ -96,8 +97,40 @@ func (p pkg) build(t testing.TB) []byte {
 	control := append([]member{folder("./"), file("./control", text)}, p.control...)
 	return arOf(
 		arMember{"debian-binary", []byte("2.0\n")},
-		arMember{"control.tar", tarOf(t, control...)},
-		arMember{"data.tar", tarOf(t, append([]member{folder("./")}, p.data...)...)})
+		arMember{"control.tar" + p.ext, compressed(t, p.ext, tarOf(t, control...))},
+		arMember{"data.tar" + p.ext, compressed(t, p.ext, tarOf(t, append([]member{folder("./")}, p.data...)...))})
+}
+
+// compressed is a tar archive as the extension of its name says.
+func compressed(t testing.TB, ext string, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	var w io.WriteCloser
+	var err error
+	switch ext {
+	case "":
+		return b
+	case ".xz":
+		cmd := exec.Command(citest.Program(t, "xz", "apt-get install xz-utils"), "--compress", "--stdout")
+		cmd.Stdin, cmd.Stdout = bytes.NewReader(b), &out
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	case ".gz":
+		w = gzip.NewWriter(&out)
+	case ".zst":
+		w, err = zstd.NewWriter(&out)
+	default:
+		t.Fatalf("no test compresses %s", ext)
+	}
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 func (p pkg) licensed() pkg {
@@ -218,6 +251,35 @@ func TestGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, []string{string(b)}, `"Path":"/etc/tools.conf","MD5":"0cc175b9c0f1b6a831c399e269772661"`)
+}
+
+// However its members are compressed, a package unpacks to the same files.
+func TestCompressions(t *testing.T) {
+	var plain []string
+	for _, ext := range []string{"", ".gz", ".xz", ".zst"} {
+		p := pkg{name: "tools", ext: ext, data: []member{folder("./opt/"), file("./opt/much", strings.Repeat("0123456789", 1<<17))}}.licensed()
+		out, _, err := unpackAll(t, 1, plan.Dpkg, p)
+		if err != nil {
+			t.Fatalf("%q: %v", ext, err)
+		}
+		l := listing(t, out)
+		if ext == "" {
+			plain = l
+			want(t, l, "/opt/much 100644 0:0 0 n1 \"0123456789", "/var/lib/dpkg/info/tools.list")
+		}
+		if !slices.Equal(l, plain) {
+			t.Errorf("%q: another rootfs than uncompressed", ext)
+		}
+		// What is missing at the end is noticed.
+		d, err := openDeb(p.build(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.data.data = d.data.data[:len(d.data.data)*2/3]
+		if err := d.each(func(_ *tar.Header, r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }); err == nil {
+			t.Errorf("%q: truncated, it is read without an error", ext)
+		}
+	}
 }
 
 func TestGroupDoesNotDependOnOrder(t *testing.T) {
@@ -374,41 +436,16 @@ func sparseTar(t *testing.T) []byte {
 }
 
 // xzOf compresses with Debian's xz-utils.
-func xzOf(t *testing.T, b []byte) []byte {
-	t.Helper()
-	cmd := exec.Command(citest.Program(t, "xz", "apt-get install xz-utils"), "--compress", "--stdout")
-	cmd.Stdin = bytes.NewReader(b)
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
 func TestBomb(t *testing.T) {
 	zeros := tarOf(t, file("./big", strings.Repeat("\x00", minUnpacked)), file("./more", "x"))
-	var gz, zst bytes.Buffer
-	w := gzip.NewWriter(&gz)
-	z, err := zstd.NewWriter(&zst)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []io.WriteCloser{w, z} {
-		if _, err := c.Write(zeros); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
 	control := tarOf(t, file("control", "Package: x\nVersion: 1\nArchitecture: all\n"))
 	deb := func(control, data arMember) []byte {
 		return arOf(arMember{"debian-binary", []byte("2.0\n")}, control, data)
 	}
 	for name, b := range map[string][]byte{
-		"gzip":           deb(arMember{"control.tar", control}, arMember{"data.tar.gz", gz.Bytes()}),
-		"zstd":           deb(arMember{"control.tar", control}, arMember{"data.tar.zst", zst.Bytes()}),
-		"xz":             deb(arMember{"control.tar.xz", xzOf(t, control)}, arMember{"data.tar.xz", xzOf(t, zeros)}),
+		"gzip":           deb(arMember{"control.tar", control}, arMember{"data.tar.gz", compressed(t, ".gz", zeros)}),
+		"zstd":           deb(arMember{"control.tar", control}, arMember{"data.tar.zst", compressed(t, ".zst", zeros)}),
+		"xz":             deb(arMember{"control.tar.xz", compressed(t, ".xz", control)}, arMember{"data.tar.xz", compressed(t, ".xz", zeros)}),
 		"sparse file":    deb(arMember{"control.tar", control}, arMember{"data.tar", sparseTar(t)}),
 		"sparse control": deb(arMember{"control.tar", sparseTar(t)}, arMember{"data.tar", nil}),
 	} {

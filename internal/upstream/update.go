@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/debian"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
@@ -37,7 +38,11 @@ func Suites() []lock.Suite {
 // new lock with its InRelease files to the lock's folder, and returns what
 // changed. Nothing is written unless all of it succeeds.
 func (c *Config) Update(ctx context.Context, suites []lock.Suite) ([]lock.Change, error) {
-	tmp, err := os.MkdirTemp("", "lock-update-")
+	root, err := cache.Temp(c.Env)
+	if err != nil {
+		return nil, err
+	}
+	tmp, err := os.MkdirTemp(root, "lock-update-")
 	if err != nil {
 		return nil, err
 	}
@@ -47,13 +52,13 @@ func (c *Config) Update(ctx context.Context, suites []lock.Suite) ([]lock.Change
 		if !errors.Is(err, os.ErrNotExist) {
 			c.say("replacing a lock that cannot be read: %v", err)
 		}
-		old = nil
+		old = &lock.Lock{}
 	}
 	next := &lock.Lock{Debian: map[string][]lock.Package{}}
 	var texts map[string][]byte
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		texts, err = c.updateDebian(gctx, tmp, suites, next)
+		texts, err = c.updateDebian(gctx, tmp, suites, old.Suites, next)
 		return err
 	})
 	g.Go(func() (err error) {
@@ -100,7 +105,7 @@ func (c *Config) save(l *lock.Lock, texts map[string][]byte) error {
 
 // updateDebian fills in the lock's suites, epoch and packages and returns
 // the InRelease files by suite.
-func (c *Config) updateDebian(ctx context.Context, tmp string, suites []lock.Suite, l *lock.Lock) (map[string][]byte, error) {
+func (c *Config) updateDebian(ctx context.Context, tmp string, suites, old []lock.Suite, l *lock.Lock) (map[string][]byte, error) {
 	keyDir, err := filepath.Abs(filepath.Join(c.Dir, lock.KeyDir))
 	if err != nil {
 		return nil, err
@@ -122,6 +127,9 @@ func (c *Config) updateDebian(ctx context.Context, tmp string, suites []lock.Sui
 		}
 		file := filepath.Join(archives, string(s.Archive), "dists", s.Name, "InRelease")
 		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, text, 0o644)); err != nil {
+			return nil, err
+		}
+		if err := goesBack(old, s, r.Date); err != nil {
 			return nil, err
 		}
 		texts[s.Name], releases[s.Name] = text, r
@@ -153,6 +161,19 @@ func (c *Config) updateDebian(ctx context.Context, tmp string, suites []lock.Sui
 		l.Debian[arch] = resolved[n]
 	}
 	return texts, nil
+}
+
+// goesBack is an error when the archive's suite is older than the one that is
+// locked: an old InRelease file is signed too, and trixie's own never expires.
+func goesBack(old []lock.Suite, s lock.Suite, date time.Time) error {
+	for _, was := range old {
+		locked, err := time.Parse(time.RFC3339, was.Date)
+		if err == nil && was.Name == s.Name && date.Before(locked) {
+			return fmt.Errorf("%s is of %s on the mirror, older than the locked one of %s: the mirror is behind, set %s to another one",
+				s.Name, date.Format(time.RFC3339), was.Date, suiteKind(s).Variable())
+		}
+	}
+	return nil
 }
 
 // resolve resolves every group for one architecture. Only names and versions

@@ -6,6 +6,7 @@ import (
 	"crypto/sha512"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -208,6 +209,7 @@ func (w *world) update(t *testing.T) []string {
 func TestUpdate(t *testing.T) {
 	needApt(t)
 	w := newWorld(t)
+	t.Setenv("TMPDIR", "/no/such/folder") // which may be memory: the indexes go to the cache
 	got := w.update(t)
 	want := []string{
 		"+ bash 5.2-1 (base; amd64, arm64)",
@@ -397,7 +399,7 @@ func wantError(t *testing.T, err error, parts ...string) {
 	}
 }
 
-// Each fault stops the update with a sentence, and no lock is written.
+// Each fault stops the update with a sentence, and the lock stays as it is.
 func TestUpdateRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -459,6 +461,10 @@ func TestUpdateRefuses(t *testing.T) {
 		{name: "unmet dependency", apt: true, spoil: func(t *testing.T, w *world) {
 			w.publish(t, slices.DeleteFunc(packages(), func(p debiantest.Package) bool { return p.Name == "libcurl4" }), nil)
 		}, want: []string{"group tools", "libcurl4"}},
+		{name: "suite older than the locked one", apt: true, spoil: func(t *testing.T, w *world) {
+			w.update(t)
+			w.main.Publish(t, debiantest.Release{Suite: "trixie", Date: day().Add(-time.Hour), Arches: lock.Arches(), Packages: packages()})
+		}, want: []string{"trixie is of 2025-03-01T11:00:00Z", "the locked one of 2025-03-01T12:00:00Z", "set DEBIAN_MIRROR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.apt {
@@ -466,9 +472,17 @@ func TestUpdateRefuses(t *testing.T) {
 			}
 			w := newWorld(t)
 			c.spoil(t, w)
+			locked := func() string {
+				text, err := os.ReadFile(filepath.Join(w.config.Dir, lock.FileName))
+				if err != nil && !errors.Is(err, os.ErrNotExist) {
+					t.Fatal(err)
+				}
+				return string(text)
+			}
+			before := locked()
 			_, err := w.config.Update(t.Context(), suites())
 			wantError(t, err, c.want...)
-			if _, err := os.Stat(filepath.Join(w.config.Dir, lock.FileName)); err == nil {
+			if locked() != before {
 				t.Error("a lock was written")
 			}
 		})

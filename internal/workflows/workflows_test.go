@@ -28,6 +28,7 @@ type job struct {
 	Timeout     int               `yaml:"timeout-minutes"`
 	Permissions map[string]string `yaml:"permissions"`
 	If          string            `yaml:"if"`
+	Container   any               `yaml:"container"`
 	Env         map[string]string `yaml:"env"`
 	Steps       []step            `yaml:"steps"`
 }
@@ -126,6 +127,26 @@ func TestDocumentsNameTargets(t *testing.T) {
 	}
 }
 
+// The commands that a release runs on what was pushed are targets, too.
+func TestHooksNameTargets(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "release.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c struct{ Hooks map[string][]string }
+	if err := yaml.Unmarshal(text, &c); err != nil || len(c.Hooks) != 2 {
+		t.Fatalf("%v, %v", c, err)
+	}
+	all := functions(t)
+	for name, argv := range c.Hooks {
+		target, args, found := strings.Cut(strings.TrimPrefix(strings.Join(argv, " "), "go run mage.go "), " ")
+		f, ok := all[target]
+		if !ok || len(strings.Fields(args)) != len(f.Args) || found && args != "{refs}" {
+			t.Errorf("the hook %s runs %q, which is no target or has other arguments", name, argv)
+		}
+	}
+}
+
 // documented reads the first column of every table of docs/CI.md.
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
@@ -181,6 +202,10 @@ func TestWorkflowsAreHard(t *testing.T) {
 			}
 			if len(w.Permissions) == 0 && j.Permissions == nil {
 				t.Errorf("%s: job %s says nothing of its permissions", w.file, name)
+			}
+			// git and the go command refuse a checkout of another user's.
+			if j.Container != nil && !slices.ContainsFunc(j.Steps, func(s step) bool { return strings.Contains(s.Run, "safe.directory") }) {
+				t.Errorf("%s: job %s, root in a container, does not call the checkout safe", w.file, name)
 			}
 			for _, s := range j.Steps {
 				if s.Uses != "" && !pinned.MatchString(s.Uses) {

@@ -54,6 +54,49 @@ violations contains v if {
 	v := violation("sources-in-provenance", at, p.path, sprintf("%s of group %s is not in the provenance", [p.path, group]))
 }
 
+violations contains v if {
+	some at in variants
+	have := dependencies(at.variant)
+	some p in input.lock.debian[worker(at.variant)]
+	p.group in at.variant.tools
+	not p.sha256 in have
+	v := violation("sources-in-provenance", at, p.name, sprintf("%s %s of group %s, which made a layer, is not in the provenance", [p.name, p.version, p.group]))
+}
+
+violations contains v if {
+	some at in variants
+	compiled(at)
+	compilers := {s | s := input.lock.go[worker(at.variant)].sha256}
+	count(compilers & dependencies(at.variant)) == 0
+	v := violation("sources-in-provenance", at, "compiler", sprintf("the Go toolchain of the worker %s, which compiled it, is not in the provenance", [worker(at.variant)]))
+}
+
+violations contains v if {
+	some at in variants
+	"loomcycle" in at.image.contract.programs
+	commit := trim_suffix(split(loomcycle, "#")[1], "-dirty")
+	not commit in {d.digest.gitCommit | some d in build(at.variant).resolvedDependencies}
+	v := violation("sources-in-provenance", at, "loomcycle", sprintf("the commit %s of the runtime is not in the provenance", [commit]))
+}
+
+loomcycle := object.get(input.release.source, "loomcycle", "")
+
+# The architecture of the node that built, as the provenance has it.
+worker(variant) := trim_prefix(object.get(build(variant), ["internalParameters", "worker"], "nothing"), "linux/")
+
+# All programs are compiled but a runtime that came as a binary.
+compiled(at) if "gocache" in groups(at.variant)
+
+compiled(at) if {
+	some program in at.image.contract.programs
+	program != "loomcycle"
+}
+
+compiled(at) if {
+	"loomcycle" in at.image.contract.programs
+	not startswith(loomcycle, "bin:")
+}
+
 # METADATA
 # title: A released version is built from a commit, not from a changed work tree.
 # description: A build that nobody can check out again can't be reproduced.
@@ -64,6 +107,13 @@ violations contains v if {
 	not regex.match(data.policy.development_version, input.release.version)
 	not regex.match(`^[0-9a-f]{40}$`, input.release.source.commit)
 	v := {"rule": "source-is-commit", "subject": input.release.version, "message": sprintf("version %s was built from commit %s", [input.release.version, input.release.source.commit])}
+}
+
+violations contains v if {
+	regex.match(data.policy.release_version, input.release.version)
+	not regex.match(data.policy.development_version, input.release.version)
+	not regex.match(`^$|^bin:|#[0-9a-f]{40}$`, loomcycle)
+	v := {"rule": "source-is-commit", "subject": loomcycle, "message": sprintf("version %s has a runtime that was built from %s", [input.release.version, loomcycle])}
 }
 
 # METADATA

@@ -64,14 +64,13 @@ locked_digests contains p.sha256 if some p in input.lock.go
 # METADATA
 # title: Every component has a licence of the allow-list.
 # description: |
-#   What Debian's main section holds is free by the Debian Free Software Guidelines, so of those packages only
-#   what this project refuses is refused; everything else needs a licence that the list names.
+#   What Debian's main section holds is free by the Debian Free Software Guidelines, so those packages need a
+#   licence, and only what this project refuses is refused; everything else needs one that the list names.
 # custom:
 #   id: licence-allowed
 violations contains v if {
 	some at in variants
 	some p in at.variant.facts.packages
-	not debian_main(p)
 	not part_of_debian(p)
 	count(p.licences) == 0
 	v := violation("licence-allowed", at, p.name, sprintf("%s %s has no licence", [p.name, p.version]))

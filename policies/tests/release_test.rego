@@ -6,6 +6,8 @@ import data.loomcycle.policy
 
 commit := "1111111111111111111111111111111111111111"
 
+runtime := "2222222222222222222222222222222222222222"
+
 labels(title) := {key: value |
 	some key in data.policy.labels
 	value := object.get(
@@ -21,7 +23,7 @@ labels(title) := {key: value |
 deb := {"group": "base", "name": "passwd", "version": "1:4.17", "arch": "amd64", "path": "pool/main/s/shadow/passwd.deb", "sha256": "sha256:d1"}
 
 lock := {
-	"debian": {"amd64": [deb], "arm64": [json.patch(deb, [{"op": "replace", "path": "/sha256", "value": "sha256:d2"}])]},
+	"debian": {"amd64": [deb, object.union(deb, {"group": "cross", "name": "gcc", "sha256": "sha256:c1"})], "arm64": [json.patch(deb, [{"op": "replace", "path": "/sha256", "value": "sha256:d2"}])]},
 	"go": {"amd64": {"path": "go-amd64.zip", "sha256": "sha256:g1"}, "arm64": {"path": "go-arm64.zip", "sha256": "sha256:g2"}},
 	"npm": {"amd64": [{"path": "npm.tgz", "sha256": "sha256:n1"}], "arm64": [{"path": "npm.tgz", "sha256": "sha256:n1"}]},
 }
@@ -34,8 +36,8 @@ provenance(name, arch, digest, sums) := {
 				"image": name, "platform": sprintf("linux/%s", [arch]), "version": "1.2.3",
 				"source": {"uri": "git+https://git.example/images", "digest": commit},
 			},
-			"internalParameters": {"slsaBuildLevel": 2},
-			"resolvedDependencies": [{"digest": {"sha256": s}} | some s in sums],
+			"internalParameters": {"slsaBuildLevel": 2, "worker": "linux/amd64"},
+			"resolvedDependencies": array.concat([{"digest": {"gitCommit": runtime}}], [{"digest": {"sha256": s}} | some s in sums]),
 		},
 		"runDetails": {"builder": {"id": "https://github.com/o/r/.github/workflows/release.yaml@refs/tags/v1.2.3"}},
 	},
@@ -52,6 +54,7 @@ variant(name, title, user, arch, n) := {
 		{"group": "node", "digest": sprintf("sha256:node-%s", [arch]), "diffID": "sha256:n"},
 		{"group": "files", "digest": sprintf("sha256:files-%s-%s", [name, arch]), "diffID": "sha256:f"},
 	],
+	"tools": ["base", "cross"],
 	"annotations": labels(title),
 	"config": {
 		"os": "linux", "architecture": arch, "config": {"User": user, "Labels": labels(title)},
@@ -75,7 +78,7 @@ variant(name, title, user, arch, n) := {
 		"secrets": [{"path": "usr/local/go/src/crypto/tls/testdata/key.pem", "kind": "private key", "component": "go-toolchain"}],
 		"programs": {"usr/local/bin/loomcycle": sprintf("sha256:loomcycle-%s", [arch])},
 	},
-	"provenance": provenance(name, arch, sprintf("%s-%s", [name, arch]), {sprintf("d%d", [n]), sprintf("g%d", [n]), "n1"}),
+	"provenance": provenance(name, arch, sprintf("%s-%s", [name, arch]), {sprintf("d%d", [n]), sprintf("g%d", [n]), "n1", "d1", "c1", "g1"}),
 }
 
 image(name, user) := {
@@ -87,7 +90,7 @@ image(name, user) := {
 
 good := {
 	"now": "2030-01-02T03:04:05Z",
-	"release": {"version": "1.2.3", "source": {"repository": "https://git.example/images", "commit": commit}},
+	"release": {"version": "1.2.3", "source": {"repository": "https://git.example/images", "commit": commit, "loomcycle": sprintf("git:https://git.example/loomcycle#%s", [runtime])}},
 	"lock": lock,
 	"modules": ["example.test/m v1.0.0 h1:m"],
 	"images": [image("loomcycle-toolbox", "65532:65532"), image("loomcycle-builder", "0:0")],
@@ -183,6 +186,7 @@ compound(package_, licence, alternatives) := array.concat(
 )
 
 test_licence_allowed if {
+	broken(set(facts("/packages/0/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), [])) == {"licence-allowed"}
 	broken(set(facts("/packages/1/licences"), ["Proprietary"])) == {"licence-allowed"}
 	broken(compound(2, "MIT AND Proprietary", [["MIT", "Proprietary"]])) == {"licence-allowed"}
@@ -204,16 +208,47 @@ test_provenance_of_variant if {
 	broken(set(definition("/externalParameters/source/digest"), "other")) == {"provenance-of-variant"}
 }
 
+# without gives what is wrong when a variant, the second of the first image, has no such source.
+without(kind, sum, patches) := {v.subject |
+	all := good.images[0].variants[1].provenance.predicate.buildDefinition.resolvedDependencies
+	patch := {"op": "add", "path": "/images/0/variants/1/provenance/predicate/buildDefinition/resolvedDependencies", "value": [d | some d in all; object.get(d.digest, kind, "another") != sum]}
+	some v in policy.deny with input as json.patch(good, array.concat([patch], patches)) with data.exceptions as []
+	v.rule == "sources-in-provenance"
+}
+
 test_sources_in_provenance if {
-	broken(set(definition("/resolvedDependencies"), [{"digest": {"sha256": s}} | some s in ["g1", "n1"]])) == {"sources-in-provenance"}
-	broken(set(definition("/resolvedDependencies"), [{"digest": {"sha256": s}} | some s in ["d1", "n1"]])) == {"sources-in-provenance"}
-	broken(set(definition("/resolvedDependencies"), [{"digest": {"sha256": s}} | some s in ["d1", "g1"]])) == {"sources-in-provenance"}
+	every sum, subject in {"d2": "passwd", "d1": "passwd", "c1": "gcc", "g1": "compiler", "g2": "go-arm64.zip", "n1": "npm.tgz"} {
+		without("sha256", sum, []) == {subject}
+	}
+	without("gitCommit", runtime, []) == {"loomcycle"}
+}
+
+# What needs no compiler: a runtime that came as a binary, where nothing else is compiled.
+test_compiler_in_provenance if {
+	prebuilt := set("/release/source/loomcycle", "bin:loomcycle")
+	without("sha256", "g1", prebuilt) == set()
+	without("sha256", "g1", array.concat(prebuilt, set("/images/0/contract/programs", ["session-agent"]))) == {"compiler"}
+	without("sha256", "g1", array.concat(prebuilt, set("/images/0/variants/1/layers/2/group", "gocache"))) == {"compiler"}
+	without("gitCommit", runtime, set("/images/0/contract/programs", ["loomcycle-builder"])) == set()
+	"compiler" in {v.subject | some v in policy.deny with input as json.patch(good, [{"op": "remove", "path": definition("/internalParameters/worker")}]) with data.exceptions as []}
 }
 
 test_source_is_commit if {
 	every version in ["1.2.3", "1.3.0-rc.1", "1.3.0-preview.1", "1.3.0-20300101"] {
 		"source-is-commit" in broken(array.concat(set("/release/source/commit", concat("", [commit, "-dirty"])), set("/release/version", version)))
 	}
+}
+
+at_source(label) := set("/release/source/loomcycle", label)
+
+test_runtime_is_commit if {
+	every label in ["git:https://git.example/loomcycle", "dir:loomcycle#unknown", sprintf("dir:loomcycle#%s-dirty", [runtime])] {
+		"source-is-commit" in broken(at_source(label))
+	}
+	every label in ["", "bin:folder", sprintf("dir:loomcycle#%s", [runtime])] {
+		broken(at_source(label)) == set()
+	}
+	not "source-is-commit" in broken(array.concat(at_source("dir:loomcycle#unknown"), set("/release/version", "0.0.0-gabc-dirty")))
 }
 
 test_source_is_commit_only_for_releases if {

@@ -27,8 +27,8 @@ import (
 
 const otherToken = "other-token-0123456789abcdef"
 
-// Another principal's sessions: by id, by list, by run, by workspace (see
-// TestDurableWorkspace) and by time.
+// Another principal's sessions: by id, by list, by run and by time. By workspace is
+// in TestDurableWorkspace.
 func TestAnotherPrincipal(t *testing.T) {
 	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
 	mine := s.as(map[string]string{"X-Loom-Root-Run": "run-1"})
@@ -40,25 +40,53 @@ func TestAnotherPrincipal(t *testing.T) {
 		"sandbox_exec": {"command": "cat f"}, "sandbox_read": {"path": "f"}, "sandbox_write": {"path": "f", "content": "x"}, "sandbox_touch": {}, "sandbox_close": {},
 	}
 	for tool, args := range tools {
-		args["session_id"] = id
-		foreign := other.call(tool, args)
-		args["session_id"] = unknown
-		absent := other.call(tool, args)
-		if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
-			t.Errorf("%s: another's session is answered\n%s\nand one that never was\n%s", tool, foreign.Body, absent.Body)
+		t.Run("by id/"+tool, func(t *testing.T) {
+			args["session_id"] = id
+			foreign := other.call(tool, args)
+			args["session_id"] = unknown
+			absent := other.call(tool, args)
+			if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
+				t.Errorf("another's session is answered\n%s\nand one that never was\n%s", foreign.Body, absent.Body)
+			}
+		})
+	}
+	t.Run("by list", func(t *testing.T) {
+		if a := other.call("sandbox_list", m{}); a.Text != `{"sessions":[]}` {
+			t.Error(a.Text)
 		}
-	}
-	if a := other.call("sandbox_list", m{}); a.Text != `{"sessions":[]}` {
-		t.Errorf("list: %s", a.Text)
-	}
-	if a := other.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 0 sessions" {
-		t.Errorf("close_run: %s", a.Text)
-	}
+	})
+	t.Run("by run", func(t *testing.T) {
+		if a := other.call("sandbox_close_run", m{"root_run_id": "run-1"}); a.Text != "closed 0 sessions" {
+			t.Error(a.Text)
+		}
+	})
+	t.Run("by Mcp-Session-Id", func(t *testing.T) {
+		const shared = "one-for-both"
+		owner := s.as(map[string]string{"Mcp-Session-Id": shared})
+		other := s.as(map[string]string{"Authorization": "Bearer " + otherToken, "Mcp-Session-Id": shared})
+		ran := make(chan answer)
+		go func() { ran <- owner.exec(id, "touch begun; sleep 1; echo over") }()
+		eventually(t, 5*time.Second, "the command runs", func() bool { return mine.exec(id, "ls begun").Text == "begun\n" })
+		resp, err := other.post(t.Context(), []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if a := other.exec(id, "cat f"); !a.IsError {
+			t.Errorf("its session is answered: %+v", a)
+		}
+		if a := other.call("sandbox_list", m{}); a.Text != `{"sessions":[]}` {
+			t.Errorf("its sessions are listed: %s", a.Text)
+		}
+		if a := <-ran; a.Text != "over\n" {
+			t.Errorf("its command was cancelled: %+v", a)
+		}
+	})
 	if a := mine.exec(id, "cat f"); a.Text != "secret\n" {
 		t.Fatalf("the session was touched: %+v", a)
 	}
 
-	t.Run("timing", func(t *testing.T) {
+	t.Run("by time", func(t *testing.T) {
 		for tool, args := range tools {
 			var a, b time.Duration
 			for try := 0; try == 0 || try < 3 && (a-b).Abs() > max(a, b)/4; try++ { // what the machine does besides is no difference that stays
@@ -102,50 +130,54 @@ func TestPathTricks(t *testing.T) {
 		"../tmp/hostname", "/tmp/hostname", "/work/../tmp/hostname", "d/../../tmp/hostname", "tmp/hostname", "up.tmp/hostname", "link", "root/tmp/hostname", "../tmp/new", "tmp/new", "tmp/d/new", "dangling",
 		"../etc/passwd", "d/../../etc/passwd", "/etc/passwd", "//etc/passwd", "/work/../etc/passwd", "root/etc/passwd", "passwd", "up/passwd", "fifo", "loop", "environ", "a\x00b", ".", "", "/work", strings.Repeat("a/", 2000) + "b", strings.Repeat("n", 300),
 	} {
-		began := time.Now()
-		if a := c.call("sandbox_read", m{"session_id": id, "path": path}); !a.IsError || strings.Contains(a.Text, "root:x:0") || strings.Contains(a.Text, "secret") {
-			t.Errorf("read %.40q: %+v", path, a)
-		}
-		if path == "loop" || strings.HasPrefix(path, "a/") {
-			continue // may be made
-		}
-		if a := c.call("sandbox_write", m{"session_id": id, "path": path, "content": "x"}); !a.IsError {
-			t.Errorf("write %.40q: %+v", path, a)
-		}
-		if time.Since(began) > 5*time.Second {
-			t.Errorf("%.40q took %v", path, time.Since(began))
-		}
+		t.Run(fmt.Sprintf("%.40q", path), func(t *testing.T) {
+			began := time.Now()
+			if a := c.call("sandbox_read", m{"session_id": id, "path": path}); !a.IsError || strings.Contains(a.Text, "root:x:0") || strings.Contains(a.Text, "secret") {
+				t.Errorf("read: %+v", a)
+			}
+			if path == "loop" || strings.HasPrefix(path, "a/") {
+				return // may be made
+			}
+			if a := c.call("sandbox_write", m{"session_id": id, "path": path, "content": "x"}); !a.IsError {
+				t.Errorf("write: %+v", a)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
 	}
 	if a := c.exec(id, outside); a.Text != held {
 		t.Errorf("outside of /work there is now %q", a.Text)
 	}
 
 	// A directory and a link to /tmp change places as fast as they can.
-	c.exec(id, "mkdir x; echo fine > x/hostname; ln -s /tmp y")
-	swap := fmt.Sprintf(`perl -e 'my ($x, $y) = ("x", "y"); 1 while syscall(%d, %d, $x, %[2]d, $y, %d) >= 0'`, unix.SYS_RENAMEAT2, unix.AT_FDCWD, unix.RENAME_EXCHANGE)
-	go c.call("sandbox_exec", m{"session_id": id, "command": swap, "timeout_seconds": 6})
-	deadline := time.Now().Add(5 * time.Second)
-	done, refused := 0, 0
-	for n := 0; time.Now().Before(deadline); n++ {
-		a := c.call("sandbox_read", m{"session_id": id, "path": "x/hostname"})
-		if !a.IsError && a.Text != "fine\n" && a.Text != "mine" {
-			t.Fatalf("after %d tries a swapped link was followed: %+v", n, a)
-		}
-		for _, a := range []answer{a, c.call("sandbox_write", m{"session_id": id, "path": "x/hostname", "content": "mine"})} {
-			if a.IsError {
-				refused++
-			} else {
-				done++
+	t.Run("a link that changes places", func(t *testing.T) {
+		c.exec(id, "mkdir x; echo fine > x/hostname; ln -s /tmp y")
+		swap := fmt.Sprintf(`perl -e 'my ($x, $y) = ("x", "y"); 1 while syscall(%d, %d, $x, %[2]d, $y, %d) >= 0'`, unix.SYS_RENAMEAT2, unix.AT_FDCWD, unix.RENAME_EXCHANGE)
+		go c.call("sandbox_exec", m{"session_id": id, "command": swap, "timeout_seconds": 6})
+		deadline := time.Now().Add(5 * time.Second)
+		done, refused := 0, 0
+		for n := 0; time.Now().Before(deadline); n++ {
+			a := c.call("sandbox_read", m{"session_id": id, "path": "x/hostname"})
+			if !a.IsError && a.Text != "fine\n" && a.Text != "mine" {
+				t.Fatalf("after %d tries a swapped link was followed: %+v", n, a)
+			}
+			for _, a := range []answer{a, c.call("sandbox_write", m{"session_id": id, "path": "x/hostname", "content": "mine"})} {
+				if a.IsError {
+					refused++
+				} else {
+					done++
+				}
 			}
 		}
-	}
-	t.Logf("%d calls met the directory, %d the link", done, refused)
-	if done == 0 || refused == 0 {
-		t.Error("they did not change places")
-	}
-	if a := c.exec(id, outside); a.Text != held {
-		t.Errorf("a swapped link was written through: %q", a.Text)
-	}
+		t.Logf("%d calls met the directory, %d the link", done, refused)
+		if done == 0 || refused == 0 {
+			t.Error("they did not change places")
+		}
+		if a := c.exec(id, outside); a.Text != held {
+			t.Errorf("a swapped link was written through: %q", a.Text)
+		}
+	})
 }
 
 // Ways out of the container, each of which has to fail there, and to work in a
@@ -187,28 +219,32 @@ func TestEscapes(t *testing.T) {
 		{"raise a limit", "ulimit -Hn 100000", nil},
 		{"engine socket", "ls /run/podman /var/run/docker.sock /run/docker.sock 2>/dev/null | grep .", []string{"-v", filepath.Dir(mine) + ":/run/podman"}},
 	} {
-		a := c.exec(id, sys+tc.command)
-		if !a.IsError || strings.Contains(a.Text, "timed out") {
-			t.Errorf("%s: %q succeeded: %q", tc.name, tc.command, a.Text)
-		}
-		if code := a.Structured["exit_code"]; code == 126.0 || code == 127.0 {
-			t.Errorf("%s: %q was not tried: %q", tc.name, tc.command, a.Text)
-		}
-		if tc.without == nil {
-			continue
-		}
-		args := append([]string{"--runtime", s.env["SANDBOX_RUNTIME"], "run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"}, tc.without...)
-		if !slices.Contains(args, "--network") {
-			args = append(args, "--network", "none")
-		}
-		if out, err := s.podman.Command(append(args, s.env["SANDBOX_IMAGE"], "bash", "-c", sys+tc.command)...).CombinedOutput(); err != nil {
-			t.Errorf("%s: %q cannot fail: with %v too it ends with %v: %s", tc.name, tc.command, tc.without, err, out)
-		}
+		t.Run(tc.name, func(t *testing.T) {
+			a := c.exec(id, sys+tc.command)
+			if !a.IsError || strings.Contains(a.Text, "timed out") {
+				t.Errorf("%q succeeded: %q", tc.command, a.Text)
+			}
+			if code := a.Structured["exit_code"]; code == 126.0 || code == 127.0 {
+				t.Errorf("%q was not tried: %q", tc.command, a.Text)
+			}
+			if tc.without == nil {
+				return
+			}
+			args := append([]string{"--runtime", s.env["SANDBOX_RUNTIME"], "run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"}, tc.without...)
+			if !slices.Contains(args, "--network") {
+				args = append(args, "--network", "none")
+			}
+			if out, err := s.podman.Command(append(args, s.env["SANDBOX_IMAGE"], "bash", "-c", sys+tc.command)...).CombinedOutput(); err != nil {
+				t.Errorf("%q cannot fail: with %v too it ends with %v: %s", tc.command, tc.without, err, out)
+			}
+		})
 	}
-	c.exec(id, "kill -9 1; kill -STOP 1; kill -9 -1")
-	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
-		t.Errorf("after it all: %+v", a)
-	}
+	t.Run("kill the agent", func(t *testing.T) {
+		c.exec(id, "kill -9 1; kill -STOP 1; kill -9 -1")
+		if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
+			t.Errorf("after it: %+v", a)
+		}
+	})
 }
 
 func TestResourceAttacks(t *testing.T) {
@@ -225,26 +261,31 @@ func TestResourceAttacks(t *testing.T) {
 		{"output like frames", `printf '\0\0\0\2\13\0\0\0\1{}\0\0\0\4\6\0\0\0\0' ; printf '\1\0\0\0\0\0\0\5'; echo; echo after`, "after\n"},
 		{"endless stderr", "yes >&2", "[timed out after 3s]"},
 	} {
-		began := time.Now()
-		seconds := 60
-		if strings.Contains(tc.want, "timed out after 3s") {
-			seconds = 3
-		}
-		a := c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": seconds})
-		if !strings.Contains(a.Text, tc.want) {
-			t.Errorf("%s: %.300q does not say %q", tc.name, a.Text, tc.want)
-		}
-		if len(a.Text) > 70<<10 {
-			t.Errorf("%s: %d bytes of answer", tc.name, len(a.Text))
-		}
-		if b := c.exec(bystander, "echo fine"); b.Text != "fine\n" {
-			t.Errorf("%s: another session answers %+v", tc.name, b)
-		}
-		eventually(t, 30*time.Second, tc.name+" leaves no process", func() bool {
-			// But the agent, and the session of the command that looks.
-			return c.exec(id, "ps -eo pid=,sid=,args= | while read pid sid args; do [ $pid = 1 ] || [ $sid = $$ ] || echo $args; done").Text == ""
+		t.Run(tc.name, func(t *testing.T) {
+			began := time.Now()
+			seconds := 60
+			if strings.Contains(tc.want, "timed out after 3s") {
+				seconds = 3
+			}
+			a := c.call("sandbox_exec", m{"session_id": id, "command": tc.command, "timeout_seconds": seconds})
+			if !strings.Contains(a.Text, tc.want) {
+				t.Errorf("%.300q does not say %q", a.Text, tc.want)
+			}
+			if want := strings.Contains(tc.want, "out of memory"); a.Structured["oom"] != want {
+				t.Errorf("oom is %v", a.Structured["oom"])
+			}
+			if len(a.Text) > 70<<10 {
+				t.Errorf("%d bytes of answer", len(a.Text))
+			}
+			if b := c.exec(bystander, "echo fine"); b.Text != "fine\n" {
+				t.Errorf("another session answers %+v", b)
+			}
+			eventually(t, 30*time.Second, "no process is left", func() bool {
+				// But the agent, and the session of the command that looks.
+				return c.exec(id, "ps -eo pid=,sid=,args= | while read pid sid args; do [ $pid = 1 ] || [ $sid = $$ ] || echo $args; done").Text == ""
+			})
+			t.Logf("%v", time.Since(began))
 		})
-		t.Logf("%s: %v", tc.name, time.Since(began))
 	}
 	if after := s.rss(t); after > before+25 {
 		t.Errorf("the sidecar's memory grew from %d to %d MiB", before, after)

@@ -2,88 +2,101 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// What a session's container is, as the engine has it: each flag of the cage.
-func TestCage(t *testing.T) {
-	s := start(t, "runc", map[string]string{"SANDBOX_ALLOW_ENV_INJECTION": "1"})
-	s.stop()
-	s.env["SANDBOX_IMAGES"] = "other=" + s.env["SANDBOX_IMAGE"]
-	s.run()
-	c := s.as(map[string]string{"X-Loom-Root-Run": "run-1", "X-Loom-Tenant": "acme", "X-Loom-Sandbox-Env-Gh-Token": "s3cret-value"})
-	id := c.open(m{"image": "other"})
+// caged are variables of a sidecar whose sessions inCage looks at.
+var caged = map[string]string{"SANDBOX_ULIMIT_NPROC": "30000", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "4"}
+
+// inCage checks each flag of a session's container, as the engine has it and as the
+// kernel does that the session meets. It returns what the engine says of it.
+func inCage(t *testing.T, s *sidecar, c *client, id string) string {
+	t.Helper()
 	var in []struct {
-		Image  string
-		Mounts []struct {
-			Type, Source, Destination string
-			RW                        bool
+		OCIRuntime string // of podman
+		Mounts     []struct {
+			Destination string
+			RW          bool
 		}
-		EffectiveCaps, BoundingCaps []string
-		Config                      struct {
-			User       string
-			Labels     map[string]string
-			Env        []string
-			WorkingDir string
+		Config struct {
+			Image, User, WorkingDir string
+			Labels                  map[string]string
 		}
 		HostConfig struct {
-			Memory, MemorySwap, PidsLimit, NanoCpus   int64
-			NetworkMode, IpcMode, PidMode, CgroupMode string
-			ReadonlyRootfs, Privileged                bool
-			SecurityOpt                               []string
-			Tmpfs                                     map[string]string
-			LogConfig                                 struct{ Type string }
-			Ulimits                                   []struct {
-				Name       string
-				Soft, Hard int64
-			}
+			Memory, MemorySwap, PidsLimit, NanoCpus int64
+			Runtime, NetworkMode, IpcMode, PidMode  string
+			ReadonlyRootfs, Privileged              bool
+			SecurityOpt                             []string
+			Tmpfs                                   map[string]string
+			LogConfig                               struct{ Type string }
 		}
 	}
 	text := s.podmanOut("inspect", "loomcycle-"+id)
 	if err := json.Unmarshal([]byte(text), &in); err != nil {
 		t.Fatal(err)
 	}
-	x, h := in[0], in[0].HostConfig
+	x, h, runtime := in[0], in[0].HostConfig, s.env["SANDBOX_RUNTIME"]
+	pids, kernel := int64(512), "NoNewPrivs:1\nSeccomp:2\n"
+	if runtime == "runsc" {
+		pids, kernel = 8*pids+1024, "Seccomp:0\n" // counted with gVisor's own threads; it is gVisor that the host's seccomp holds
+	}
+	podman := x.OCIRuntime != ""
 	for what, ok := range map[string]bool{
-		"no network":                 h.NetworkMode == "none",
-		"read-only root":             h.ReadonlyRootfs && !h.Privileged,
-		"no capability":              len(x.EffectiveCaps) == 0 && len(x.BoundingCaps) == 0,
-		"no-new-privileges":          slices.Contains(h.SecurityOpt, "no-new-privileges"),
-		"the default seccomp":        !strings.Contains(strings.Join(h.SecurityOpt, " "), "seccomp=unconfined"),
-		"user and directory":         x.Config.User == "1000:1000" && x.Config.WorkingDir == "/work",
-		"memory without swap":        h.Memory == 512<<20 && h.MemorySwap == h.Memory,
-		"pids and CPU":               h.PidsLimit == 512 && h.NanoCpus == 1e9,
-		"namespaces of its own":      (h.IpcMode == "private" || h.IpcMode == "shareable") && h.PidMode == "private", // podman 4.3 makes it joinable, by root
-		"no log":                     h.LogConfig.Type == "none",
-		"/work and /tmp with a size": strings.Contains(h.Tmpfs["/work"], "size=") && strings.Contains(h.Tmpfs["/work"], "mode=0777") && strings.Contains(h.Tmpfs["/tmp"], "size="),
-		"an image by its id":         len(x.Image) == 64,
-		"its labels": x.Config.Labels["loomcycle.managed"] == "1" && x.Config.Labels["loomcycle.instance"] == s.env["SANDBOX_INSTANCE"] && x.Config.Labels["loomcycle.session"] == id &&
-			x.Config.Labels["loomcycle.principal"] == "shared" && x.Config.Labels["loomcycle.run"] == "run-1",
-		"no injected value in the engine": !strings.Contains(text, "s3cret"),
+		"its runtime":             podman && filepath.Base(x.OCIRuntime) == runtime || !podman && h.Runtime == runtime,
+		"an image by its id":      podman || strings.HasPrefix(x.Config.Image, "sha256:"), // podman puts the image's name there
+		"no network":              h.NetworkMode == "none",
+		"read-only root":          h.ReadonlyRootfs && !h.Privileged,
+		"no-new-privileges":       slices.Contains(h.SecurityOpt, "no-new-privileges"),
+		"the default seccomp":     !strings.Contains(strings.Join(h.SecurityOpt, " "), "seccomp"),
+		"user and directory":      x.Config.User == "1000:1000" && x.Config.WorkingDir == "/work",
+		"memory without swap":     h.Memory == 512<<20 && h.MemorySwap == h.Memory,
+		"pids and CPU":            h.PidsLimit == pids && h.NanoCpus == 1e9,
+		"an IPC namespace":        h.IpcMode == "private" || h.IpcMode == "shareable", // podman 4.3 makes it joinable, by root
+		"a PID namespace":         h.PidMode == "private" || h.PidMode == "",
+		"no log":                  h.LogConfig.Type == "none",
+		"modes of /work and /tmp": strings.Contains(h.Tmpfs["/work"], "mode=0777") && strings.Contains(h.Tmpfs["/tmp"], "mode=1777"),
+		"the agent's mount alone": len(x.Mounts) == 1 && strings.HasPrefix(x.Mounts[0].Destination, "/run/loomcycle-agent") && !x.Mounts[0].RW,
+		"its labels":              x.Config.Labels["loomcycle.managed"] == "1" && x.Config.Labels["loomcycle.instance"] == s.env["SANDBOX_INSTANCE"] && x.Config.Labels["loomcycle.session"] == id && x.Config.Labels["loomcycle.principal"] == "shared",
 	} {
 		if !ok {
 			t.Errorf("not so: %s\n%+v", what, x)
 		}
-	}
-	// Podman's inspect says nothing of limits that it was given; the kernel does.
-	if a := c.exec(id, "grep -E 'open files|core file' /proc/self/limits | tr -s ' '; grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t'"); a.Text != "Max core file size 0 0 bytes \nMax open files 4096 4096 files \nNoNewPrivs:1\nSeccomp:2\n" {
-		t.Errorf("the limits inside: %q", a.Text)
 	}
 	for path, options := range h.Tmpfs {
 		if !strings.Contains(options, "size=") {
 			t.Errorf("%s has no size: %s", path, options)
 		}
 	}
-	if a := c.exec(id, "for d in / /run /etc /usr /var /dev /opt /home; do touch $d/x 2>/dev/null && echo $d; done; true"); a.Text != "" {
-		t.Errorf("it may write to %s", a.Text)
+	// Limits, soft and hard, and what the inspections of some versions leave out.
+	want := "4096 4096 30000 30000 0 0\n" + strings.Repeat("0000000000000000\n", 4) + kernel
+	if a := c.exec(id, "echo $(ulimit -Sn; ulimit -Hn; ulimit -Su; ulimit -Hu; ulimit -Sc; ulimit -Hc); grep -E '^Cap(Inh|Prm|Eff|Bnd):' /proc/self/status | cut -f 2; grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t'"); a.Text != want {
+		t.Errorf("inside there is\n%s instead of\n%s", a.Text, want)
 	}
-	if len(x.Mounts) != 1 || x.Mounts[0].Destination != "/run/loomcycle-agent/session-agent" || x.Mounts[0].RW {
-		t.Errorf("its mounts: %+v", x.Mounts)
+	if a := c.exec(id, "for d in / /run /etc /usr /var /dev /opt /home; do touch $d/x 2>/dev/null && echo $d; done; ls /sys/class/net 2>/dev/null | grep -vx lo; true"); a.Text != "" {
+		t.Errorf("it may write to, or reach, %s", a.Text)
+	}
+	return text
+}
+
+// What a session's container is, and what is told of it. Other runtimes' are in
+// TestTextForms, docker's in TestDockerStoppedAndStarted.
+func TestCage(t *testing.T) {
+	s := start(t, "runc", caged)
+	s.stop()
+	s.env["SANDBOX_IMAGES"], s.env["SANDBOX_ALLOW_ENV_INJECTION"] = "other="+s.env["SANDBOX_IMAGE"], "1"
+	s.run()
+	c := s.as(map[string]string{"X-Loom-Root-Run": "run-1", "X-Loom-Tenant": "acme", "X-Loom-Sandbox-Env-Gh-Token": "s3cret-value"})
+	id := c.open(m{"image": "other"})
+	text := inCage(t, s, c, id)
+	if strings.Contains(text, "s3cret") || !strings.Contains(text, `"loomcycle.run": "run-1"`) {
+		t.Errorf("the engine has an injected value, or no label of the run: %s", text)
 	}
 	list := c.call("sandbox_list", m{})
 	for _, want := range []string{`"image":"other"`, `"root_run_id":"run-1"`, `"tenant":"acme"`, `"created_at"`, `"last_used"`} {
@@ -121,6 +134,7 @@ func TestCage(t *testing.T) {
 		c.call("sandbox_write", m{"session_id": id, "path": "path-of-mine/../../x", "content": "content-of-mine"})
 		c.call("sandbox_close", m{"session_id": id})
 		eventually(t, 5*time.Second, "the close is logged", func() bool { return strings.Contains(s.log.String(), `"session closed"`) })
+		calls := map[string]bool{}
 		for _, line := range strings.Split(strings.TrimSpace(s.log.String()), "\n") {
 			var entry map[string]any
 			if err := json.Unmarshal([]byte(line), &entry); err != nil {
@@ -128,6 +142,14 @@ func TestCage(t *testing.T) {
 			}
 			if entry["msg"] == "session closed" && entry["session"] == id && (entry["principal"] != "shared" || entry["run"] != "run-1") {
 				t.Errorf("the close is logged as %s", line)
+			}
+			if entry["session"] == id && entry["principal"] == "shared" && entry["run"] == "run-1" {
+				calls[fmt.Sprint(entry["msg"], ", ", entry["tool"], ", ", entry["kind"])] = true
+			}
+		}
+		for _, want := range []string{"call, sandbox_open, ", "call, sandbox_exec, ", "call failed, sandbox_write, wrong_argument", "call, sandbox_close, "} {
+			if !calls[want] {
+				t.Errorf("the log of the session has no %q, but %v", want, calls)
 			}
 		}
 		for _, private := range []string{"of-mine", "s3cret", token} {

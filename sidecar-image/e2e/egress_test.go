@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // A network only where the operator allows it and the caller asks for it.
@@ -59,6 +61,6 @@ func address(t *testing.T) string {
 			return n.IP.String()
 		}
 	}
-	t.Skip("the machine has no address but loopback, so no session could reach it")
+	citest.Skip(t, "the machine has no address but loopback, so no session could reach it")
 	return ""
 }

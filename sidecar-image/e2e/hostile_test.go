@@ -27,29 +27,31 @@ func TestHostileAgentBinary(t *testing.T) {
 	for command, want := range map[string]string{
 		"flood": "went away", "garbage": "went away", "giant": "went away", "empty": "went away", "exit": "", "drip": "", "mute": "", "noise": "", "streams": "", "claims": "",
 	} {
-		id := c.open(m{})
-		// A session's own time; the agent that keeps none is given up 20 s after it.
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		began := time.Now()
-		a, err := c.try(ctx, "sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 1, "max_output_bytes": 100000})
-		cancel()
-		if err != nil {
-			t.Fatalf("%s: the call hangs: %v", command, err)
-		}
-		if !strings.Contains(a.Text, want) || len(a.Text) > 110000 || strings.Contains(a.Text, "[exit: 0]") {
-			t.Errorf("%s: %.300q", command, a.Text)
-		}
-		for _, n := range []string{"peak_memory_bytes", "dropped_bytes"} {
-			if v, ok := a.Structured[n].(float64); ok && v < 0 {
-				t.Errorf("%s: %s is %v", command, n, v)
+		t.Run(command, func(t *testing.T) {
+			id := c.open(m{})
+			// A session's own time; the agent that keeps none is given up 20 s after it.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			began := time.Now()
+			a, err := c.try(ctx, "sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 1, "max_output_bytes": 100000})
+			cancel()
+			if err != nil {
+				t.Fatalf("the call hangs: %v", err)
 			}
-		}
-		closing := time.Now()
-		c.call("sandbox_close", m{"session_id": id})
-		t.Logf("%s: %v, closed in %v", command, closing.Sub(began), time.Since(closing))
-		if took := time.Since(closing); took > 10*time.Second {
-			t.Errorf("%s: closing its session took %v", command, took)
-		}
+			if !strings.Contains(a.Text, want) || len(a.Text) > 110000 || strings.Contains(a.Text, "[exit: 0]") {
+				t.Errorf("%.300q", a.Text)
+			}
+			for _, n := range []string{"peak_memory_bytes", "dropped_bytes"} {
+				if v, ok := a.Structured[n].(float64); ok && v < 0 {
+					t.Errorf("%s is %v", n, v)
+				}
+			}
+			closing := time.Now()
+			c.call("sandbox_close", m{"session_id": id})
+			t.Logf("%v, closed in %v", closing.Sub(began), time.Since(closing))
+			if took := time.Since(closing); took > 10*time.Second {
+				t.Errorf("closing its session took %v", took)
+			}
+		})
 	}
 	eventually(t, 30*time.Second, "no container is left", func() bool { return len(s.containers()) == 0 })
 	eventually(t, 30*time.Second, fmt.Sprintf("the sidecar's memory is below %d+30 MiB", before), func() bool { return s.rss(t) <= before+30 })

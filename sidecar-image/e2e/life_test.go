@@ -20,7 +20,8 @@ import (
 )
 
 // A sidecar that is killed at random moments under load loses no session that
-// was running and leaks no container.
+// was running, be it of before or opened just now, leaks no container, and never
+// touches another sidecar's.
 func TestKilledSidecar(t *testing.T) {
 	rounds := 30
 	if testing.Short() {
@@ -30,9 +31,13 @@ func TestKilledSidecar(t *testing.T) {
 	c := s.as(map[string]string{"X-Loom-Root-Run": "run-1", "X-Loom-Sandbox-Env-Gh-Token": "s3cret"})
 	id := c.open(m{})
 	c.exec(id, "echo kept > f; sleep 1000 & disown")
-	sessions := map[string]bool{id: true}
+	another := s.podmanOut("--runtime", "runc", "run", "-d", "--label", "loomcycle.managed=1", "--label", "loomcycle.instance=another-"+s.env["SANDBOX_INSTANCE"], "--label", "loomcycle.session=sbx-another",
+		"--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", s.env["SANDBOX_IMAGE"], "true") // and so it has stopped
+	t.Cleanup(func() { _ = s.podman.Command("rm", "-f", another).Run() })
+	sessions, lived := map[string]bool{id: true}, 0
 	var mu sync.Mutex
 	for round := range rounds {
+		fresh := "" // one that is opened in this round, and left open
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for worker := range 3 {
@@ -52,6 +57,10 @@ func TestKilledSidecar(t *testing.T) {
 						mu.Lock()
 						sessions[other] = true
 						mu.Unlock()
+						if fresh == "" {
+							fresh = other
+							continue
+						}
 						if _, err := c.try(ctx, "sandbox_close", m{"session_id": other}); err == nil {
 							mu.Lock()
 							delete(sessions, other)
@@ -69,9 +78,19 @@ func TestKilledSidecar(t *testing.T) {
 		if a := c.exec(id, "cat f; echo $GH_TOKEN; ps -eo args | grep -c '^[s]leep 1000'"); a.Text != "kept\ns3cret\n1\n" {
 			t.Fatalf("round %d: the session answers %+v", round, a)
 		}
+		if fresh != "" {
+			lived++
+			if a := c.exec(fresh, "echo $GH_TOKEN"); a.Text != "s3cret\n" {
+				t.Fatalf("round %d: a session that was opened just before answers %+v", round, a)
+			}
+			c.call("sandbox_close", m{"session_id": fresh})
+		}
 		eventually(t, 10*time.Second, "the orphaned command is killed", func() bool {
 			return strings.HasPrefix(c.exec(id, "ps -eo args | grep -c '^[o]rphan' || true").Text, "0")
 		})
+	}
+	if t.Logf("a session was opened in %d of %d rounds", lived, rounds); lived < rounds/3 {
+		t.Error("too few sessions were opened to tell what became of them")
 	}
 	if a := c.call("sandbox_list", m{}); !strings.Contains(a.Text, `"root_run_id":"run-1"`) || strings.Contains(a.Text, "s3cret") {
 		t.Errorf("the list after it all: %s", a.Text)
@@ -86,6 +105,9 @@ func TestKilledSidecar(t *testing.T) {
 	}
 	eventually(t, 30*time.Second, "every container but the warm one is removed", func() bool { return len(s.containers()) <= 1 })
 	eventually(t, 3*time.Minute, "what podman forgot when it was killed is removed", func() bool { return len(s.forgotten()) == 0 })
+	if err := s.podman.Command("container", "exists", another).Run(); err != nil {
+		t.Errorf("another sidecar's container was removed: %v", err)
+	}
 	if strings.Contains(s.log.String(), "s3cret") {
 		t.Error("the injected secret is in the log")
 	}
@@ -94,10 +116,14 @@ func TestKilledSidecar(t *testing.T) {
 // forgotten are containers of the runtime that are in the storage of the test's
 // podman, which does not know them.
 func (s *sidecar) forgotten() (ids []string) {
-	out, err := exec.Command("runc", "list", "--format", "json").Output()
 	var all []struct{ ID, Bundle string }
-	if err == nil {
-		err = json.Unmarshal(out, &all)
+	var err error
+	for range 20 { // it fails when another test's container goes while the list is made
+		var out []byte
+		if out, err = exec.Command("runc", "list", "--format", "json").Output(); err == nil {
+			err = json.Unmarshal(out, &all)
+			break
+		}
 	}
 	if err != nil {
 		s.t.Fatal(err)
@@ -360,11 +386,12 @@ func TestDurableWorkspace(t *testing.T) {
 	if a := c.call("sandbox_open", m{"workspace": "w1"}); !a.IsError || !strings.Contains(a.Text, "another session is using this workspace") {
 		t.Errorf("a second writer: %+v", a)
 	}
-	other := s.as(map[string]string{"Authorization": "Bearer other-token-0123456789"})
-	foreign := other.open(m{"workspace": "w1"})
-	if a := other.exec(foreign, "ls -A"); a.Text != "" {
-		t.Errorf("another principal's workspace of the same name holds %q", a.Text)
-	}
+	t.Run("another principal's of the same name", func(t *testing.T) {
+		other := s.as(map[string]string{"Authorization": "Bearer other-token-0123456789"})
+		if a := other.exec(other.open(m{"workspace": "w1"}), "ls -A"); a.Text != "" {
+			t.Errorf("it holds %q", a.Text)
+		}
+	})
 	s.kill()
 	s.run()
 	if a := c.call("sandbox_open", m{"workspace": "w1"}); !a.IsError {

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"crypto/rand"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -66,11 +68,12 @@ func TestRefusedAtBoot(t *testing.T) {
 		"no token":          {map[string]string{"SANDBOX_AUTH_TOKEN": ""}, "SANDBOX_AUTH_TOKEN is not set"},
 		"anon on all":       {map[string]string{"SANDBOX_AUTH_TOKEN": "", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:0"}, "loopback"},
 		"missing runtime":   {map[string]string{"PATH": onlyPodman(t)}, "SANDBOX_RUNTIME=runc needs the program runc"},
+		"broken runtime":    {map[string]string{"PATH": brokenRunc(t) + ":/usr/sbin:/usr/bin:/sbin:/bin"}, "a trial session does not start with SANDBOX_RUNTIME=\"runc\""},
 		"missing image":     {map[string]string{"SANDBOX_IMAGE": "localhost/none:1"}, "localhost/none:1"},
 		"no engine":         {map[string]string{"PATH": t.TempDir()}, "needs podman on the sidecar's PATH"},
 		"missing key set":   {map[string]string{"SANDBOX_IDENTITY_JWKS": "/nonexistent"}, "SANDBOX_IDENTITY_JWKS"},
 		"missing agent":     {map[string]string{"SANDBOX_AGENT": "/nonexistent"}, "SANDBOX_AGENT"},
-		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, kata()},
+		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, "needs a docker whose host has /dev/kvm"},
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
@@ -94,14 +97,6 @@ func TestRefusedAtBoot(t *testing.T) {
 			}
 		})
 	}
-}
-
-// kata is what a machine lacks for it.
-func kata() string {
-	if _, err := os.Stat("/dev/kvm"); err != nil {
-		return "this machine has no /dev/kvm"
-	}
-	return "SANDBOX_RUNTIME=kata needs the program kata-runtime"
 }
 
 // policy is one that no image here meets.
@@ -168,9 +163,12 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 func TestDockerStoppedAndStarted(t *testing.T) {
 	d := enginetest.NewDocker(t)
 	d.Try(t, "runc")
-	s := startOn(t, "runc", map[string]string{"DOCKER_HOST": d.Host, "SANDBOX_ENGINE": "docker", "SANDBOX_IMAGE": d.Image}, d)
+	env := maps.Clone(caged)
+	env["DOCKER_HOST"], env["SANDBOX_ENGINE"], env["SANDBOX_IMAGE"] = d.Host, "docker", d.Image
+	s := startOn(t, "runc", env, d)
 	c := s.client()
 	id := c.open(m{})
+	inCage(t, s, c, id)
 	d.Stop()
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
 		t.Errorf("an open without docker: %+v", a)
@@ -182,6 +180,58 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 	if a := c.exec(c.open(m{}), "echo new"); a.Text != "new\n" {
 		t.Errorf("a new session: %+v", a)
 	}
+	t.Run("the guide's removal of old volumes", func(t *testing.T) {
+		volumes := func() string { return s.podmanOut("volume", "ls", "--quiet", "--filter", "label=loomcycle.managed=1") }
+		removal := guide(t, "docker volume rm")
+		script(t, time.Minute, removal, "DOCKER_HOST="+d.Host)
+		if volumes() == "" {
+			t.Fatal("the volume of a session that runs was removed")
+		}
+		s.stop()
+		s.removeAll()
+		script(t, time.Minute, removal, "DOCKER_HOST="+d.Host)
+		if left := volumes(); left != "" {
+			t.Errorf("%s is left", left)
+		}
+		s.run()
+		c.open(m{})
+	})
+	t.Run("the guide's network", func(t *testing.T) {
+		network := "egress-" + strings.ToLower(rand.Text())
+		t.Cleanup(func() { _ = d.Command("network", "rm", network).Run() })
+		script(t, time.Minute, strings.ReplaceAll(guide(t, "docker network create"), "sandbox-egress", network), "DOCKER_HOST="+d.Host)
+		if got := s.podmanOut("network", "inspect", "--format", `{{index .Options "com.docker.network.bridge.enable_icc"}}`, network); got != "false" {
+			t.Errorf("traffic between its containers: %s", got)
+		}
+	})
+	t.Run("the guide's prune as root", func(t *testing.T) {
+		p := enginetest.New(t)
+		image, err := d.Load(p, image(t, p, "loomcycle-builder-docker"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const made = `mkdir -p p/old/closed p/new && chown -R 1000 p && chmod 700 p/old/closed && touch -d '40 days ago' p/old`
+		root := t.TempDir()
+		if out, err := exec.Command("sh", "-ec", "cd "+root+"; "+made).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
+		script(t, time.Minute, commands, "DOCKER_HOST="+d.Host)
+		left, err := os.ReadDir(filepath.Join(root, "p"))
+		if err != nil || len(left) != 1 || left[0].Name() != "new" {
+			t.Errorf("left are %v, %v", left, err)
+		}
+	})
+}
+
+// brokenRunc is a PATH with a runc that starts nothing.
+func brokenRunc(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "runc"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // onlyPodman is a PATH with podman and nothing else.

@@ -69,7 +69,7 @@ func (s *sidecar) rss(t testing.TB) int {
 }
 
 // TestSpeedTable measures the sidecar and the peer in one run and holds the
-// sidecar to its goals under runc. It runs when SANDBOX_BENCH is set, with the
+// sidecar to its goals under runc, and to being faster than the peer under others. It runs when SANDBOX_BENCH is set, with the
 // runtimes it names ("runc,runsc"), because it wants the machine for itself.
 func TestSpeedTable(t *testing.T) {
 	names := os.Getenv("SANDBOX_BENCH")
@@ -100,14 +100,14 @@ func speed(t *testing.T, rt string) {
 	}()
 	row := func(what string, cli, ours []time.Duration, goal time.Duration) {
 		limit := "no slower"
-		if goal > 0 {
+		if goal > 0 && rt == "runc" {
 			limit = goal.String()
 		} else {
 			goal = p50(cli)
 		}
 		fmt.Fprintf(table, "| %s | %.1f ms | %.1f ms (%.1f) | %s |\n", what, ms(p50(cli)), ms(p50(ours)), ms(p95(ours)), limit)
-		if rt == "runc" && p50(ours) > goal {
-			t.Errorf("%s: p50 %v is above %v", what, p50(ours), goal)
+		if p50(ours) > goal {
+			t.Errorf("%s under %s: p50 %v is above %v", what, rt, p50(ours), goal)
 		}
 	}
 
@@ -141,8 +141,11 @@ func speed(t *testing.T, rt string) {
 	if !bytes.Contains(got, []byte(`"`+encoded+`"`)) {
 		t.Fatal("read something else")
 	}
-	cliClose := times(1, func() { peer.podman(t, nil, "rm", "-f", theirs[0]) })
-	for _, x := range theirs[1:] {
+	cliClose := times(3, func() { // each may take the ten seconds that podman gives a container to end
+		peer.podman(t, nil, "rm", "-f", theirs[0])
+		theirs = theirs[1:]
+	})
+	for _, x := range theirs {
 		peer.podman(t, nil, "rm", "-f", "-t", "0", x)
 	}
 	shut := times(len(mine)-1, func() {
@@ -197,11 +200,11 @@ func speed(t *testing.T, rt string) {
 	wg.Wait()
 	slices.Sort(concurrent)
 	rss := s.rss(t)
-	fmt.Fprintf(table, "| 200 sessions: exec of true | | %.1f ms (%.1f) | unchanged |\n", ms(p50(many)), ms(p95(many)))
+	fmt.Fprintf(table, "| 200 sessions: exec of true | | %.1f ms (%.1f) | at most half more |\n", ms(p50(many)), ms(p95(many)))
 	fmt.Fprintf(table, "| 200 sessions, 20 at once | | %.1f ms (%.1f), %d of 400 failed | |\n", ms(p50(concurrent)), ms(p95(concurrent)), failures)
 	fmt.Fprintf(table, "| 200 sessions: sidecar memory | | %d MiB | 60 MiB |\n", rss)
-	if rss >= 60 || failures > 0 || p50(many) > 10*time.Millisecond {
-		t.Errorf("with 200 sessions: %d MiB, %d failures, exec p50 %v", rss, failures, p50(many))
+	if rss >= 60 || failures > 0 || 2*p50(many) > 3*p50(exec) {
+		t.Errorf("with 200 sessions: %d MiB, %d failures, exec p50 %v instead of %v", rss, failures, p50(many), p50(exec))
 	}
 
 	warm := start(t, rt, map[string]string{"SANDBOX_LOG_LEVEL": "warn", "SANDBOX_WARM_POOL": "6"})

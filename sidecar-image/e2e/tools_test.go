@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"encoding/base64"
+	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -11,51 +13,98 @@ import (
 func TestTextForms(t *testing.T) {
 	for _, rt := range []string{"runc", "crun", "runsc"} {
 		t.Run(rt, func(t *testing.T) {
-			s := start(t, rt, nil)
+			env := maps.Clone(caged)
+			env["SANDBOX_IDLE_TTL_SECONDS"], env["SANDBOX_MAX_FILE_BYTES"] = "900", "65536"
+			s := start(t, rt, env)
 			c := s.client()
-			id := c.open(m{})
+			// expires says that an answer's session ends an idle time after the call.
+			expires := func(a answer, called time.Time) {
+				t.Helper()
+				text, _ := a.Structured["expires_at"].(string)
+				at, err := time.Parse(time.RFC3339, text)
+				if early, late := at.Sub(called.Add(900*time.Second)), at.Sub(time.Now().Add(900*time.Second)); err != nil || early < -time.Second || late > 0 {
+					t.Errorf("%s ends %v after the first and %v before the last moment that it may, %v", a.Text, early, -late, err)
+				}
+			}
+			called := time.Now()
+			opened := c.call("sandbox_open", m{})
+			id, _ := opened.Structured["session_id"].(string)
+			if want := fmt.Sprintf(`{"expires_at":%q,"network":"none","session_id":%q,"workspace_path":"/work"}`, opened.Structured["expires_at"], id); opened.Text != want || opened.IsError {
+				t.Fatalf("sandbox_open answers\n%s%s instead of\n%s", opened.Text, opened.Body, want)
+			}
+			expires(opened, called)
+			inCage(t, s, c, id)
 			for _, tc := range []struct {
-				tool  string
-				args  m
-				want  string
-				isErr bool
+				tool       string
+				args       m
+				want       string
+				isErr      bool
+				structured m // some of it
 			}{
-				{"sandbox_exec", m{"command": "echo out; echo err >&2"}, "out\nerr\n", false},
-				{"sandbox_exec", m{"command": "true"}, "", false},
-				{"sandbox_exec", m{"command": "printf x; exit 7"}, "x\n[exit: 7]", true},
-				{"sandbox_exec", m{"command": "kill -9 $$"}, "[exit: 137]", true},
-				{"sandbox_exec", m{"command": "echo a; sleep 60", "timeout_seconds": 5}, "a\n[timed out after 5s]", true},
-				{"sandbox_exec", m{"command": "cat; echo $A", "stdin": "in\n", "env": m{"A": "b c"}}, "in\nb c\n", false},
-				{"sandbox_exec", m{"command": "printf 0123456789abcdef", "max_output_bytes": 8}, "0123\n[... 8 bytes left out ...]\ncdef\n[output truncated: 8 of 16 bytes left out of the middle]", false},
-				{"sandbox_exec", m{"command": "printf 'a\\xffb'"}, "a\uFFFDb", false},
-				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": 99999}, "ok\n[note: timeout_seconds 99999 was cut to 1800, the operator's limit]", false},
-				{"sandbox_exec", m{"command": " "}, "command: is empty; it has to be a bash command", true},
-				{"sandbox_exec", m{"command": "true", "timeout_seconds": -1}, "timeout_seconds: -1 is too small, 0.001 to 1800 are allowed", true},
-				{"sandbox_write", m{"path": "d/f.txt", "content": "héllo"}, "wrote 6 bytes to /work/d/f.txt", false},
-				{"sandbox_write", m{"path": "/work/bin", "content": base64.StdEncoding.EncodeToString([]byte{0, 255}), "encoding": "base64", "mode": "0755"}, "wrote 2 bytes to /work/bin", false},
-				{"sandbox_write", m{"path": "x", "content": "a", "mode": "4755"}, `mode: "4755" is not allowed; octal permissions from 0001 to 0777 are`, true},
-				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true},
-				{"sandbox_write", m{"path": "x", "content": "*", "encoding": "base64"}, "content: is not base64: illegal base64 data at input byte 0", true},
-				{"sandbox_read", m{"path": "d/f.txt"}, "héllo", false},
-				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2}, "h\n[read truncated: bytes 0 to 1 of 6; go on with offset 1]", false},
-				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2, "offset": 1}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]", false},
-				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1, "offset": 1}, "max_bytes: 1 does not hold the character at offset 1: ask for 4 or more", true},
-				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1 << 40}, "héllo", false}, // cut to the operator's limit, which does not matter
-				{"sandbox_read", m{"path": "bin", "max_bytes": 1 << 40, "encoding": "base64"}, "AP8=", false},
-				{"sandbox_read", m{"path": "d/f.txt", "offset": 9}, "", false},
-				{"sandbox_read", m{"path": "bin"}, "encoding: bin is not UTF-8 text; read it with encoding base64", true},
-				{"sandbox_read", m{"path": "bin", "encoding": "base64"}, "AP8=", false},
-				{"sandbox_read", m{"path": "nothing"}, "path: nothing: no such file or directory", true},
-				{"sandbox_exec", m{"command": "[ -x bin ] && [ ! -x d/f.txt ] && echo modes"}, "modes\n", false},
-				{"sandbox_close_run", m{"root_run_id": ""}, "closed 0 sessions", false},
+				{"sandbox_exec", m{"command": "echo out; echo err >&2"}, "out\nerr\n", false, m{"exit_code": 0.0, "stdout": "out\n", "stderr": "err\n", "timed_out": false, "truncated": false, "dropped_bytes": 0.0, "oom": false, "signal": nil}},
+				{"sandbox_exec", m{"command": "true"}, "", false, nil},
+				{"sandbox_exec", m{"command": "printf x; exit 7"}, "x\n[exit: 7]", true, m{"exit_code": 7.0, "stdout": "x", "stderr": "", "signal": nil}},
+				{"sandbox_exec", m{"command": "kill -9 $$"}, "[exit: 137]", true, m{"exit_code": 137.0, "signal": "SIGKILL", "timed_out": false, "oom": false}},
+				{"sandbox_exec", m{"command": "echo a; sleep 60", "timeout_seconds": 5}, "a\n[timed out after 5s]", true, m{"stdout": "a\n", "timed_out": true, "truncated": false, "oom": false}},
+				{"sandbox_exec", m{"command": "cat; echo $A", "stdin": "in\n", "env": m{"A": "b c"}}, "in\nb c\n", false, nil},
+				{"sandbox_exec", m{"command": "printf 0123456789abcdef", "max_output_bytes": 8}, "0123\n[... 8 bytes left out ...]\ncdef\n[output truncated: 8 of 16 bytes left out of the middle]", false, m{"exit_code": 0.0, "truncated": true, "dropped_bytes": 8.0, "timed_out": false}},
+				{"sandbox_exec", m{"command": "printf 'a\\xffb'"}, "a\uFFFDb", false, nil},
+				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": 99999}, "ok\n[note: timeout_seconds 99999 was cut to 1800, the operator's limit]", false, nil},
+				{"sandbox_exec", m{"command": " "}, "command: is empty; it has to be a bash command", true, nil},
+				{"sandbox_exec", m{"command": "true", "timeout_seconds": -1}, "timeout_seconds: -1 is too small, 0.001 to 1800 are allowed", true, nil},
+				{"sandbox_write", m{"path": "d/f.txt", "content": "héllo"}, "wrote 6 bytes to /work/d/f.txt", false, nil},
+				{"sandbox_write", m{"path": "/work/bin", "content": base64.StdEncoding.EncodeToString([]byte{0, 255}), "encoding": "base64", "mode": "0755"}, "wrote 2 bytes to /work/bin", false, nil},
+				{"sandbox_write", m{"path": "x", "content": "a", "mode": "4755"}, `mode: "4755" is not allowed; octal permissions from 0001 to 0777 are`, true, nil},
+				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true, nil},
+				{"sandbox_write", m{"path": "x", "content": "*", "encoding": "base64"}, "content: is not base64: illegal base64 data at input byte 0", true, nil},
+				{"sandbox_read", m{"path": "d/f.txt"}, "héllo", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2}, "h\n[read truncated: bytes 0 to 1 of 6; go on with offset 1]", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2, "offset": 1}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1, "offset": 1}, "max_bytes: 1 does not hold the character at offset 1: ask for 4 or more", true, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1 << 40}, "héllo", false, nil}, // cut to the operator's limit, which does not matter
+				{"sandbox_read", m{"path": "bin", "max_bytes": 1 << 40, "encoding": "base64"}, "AP8=", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": 9}, "", false, nil},
+				{"sandbox_read", m{"path": "bin"}, "encoding: bin is not UTF-8 text; read it with encoding base64", true, nil},
+				{"sandbox_read", m{"path": "bin", "encoding": "base64"}, "AP8=", false, nil},
+				{"sandbox_read", m{"path": "nothing"}, "path: nothing: no such file or directory", true, nil},
+				{"sandbox_exec", m{"command": "[ -x bin ] && [ ! -x d/f.txt ] && echo modes"}, "modes\n", false, nil},
+				{"sandbox_exec", m{"command": "shopt -q login_shell || echo no login; [[ $- = *i* ]] || echo no prompt"}, "no login\nno prompt\n", false, nil},
+				{"sandbox_exec", m{"command": "head -c 65537 /dev/zero | tr '\\0' x > large"}, "", false, nil},
+				{"sandbox_read", m{"path": "large"}, "path: large has 65537 bytes, 65536 are allowed in one call: read it in parts, with offset and max_bytes", true, nil},
+				{"sandbox_read", m{"path": "large", "offset": 1}, strings.Repeat("x", 65536), false, nil},
+				{"sandbox_write", m{"path": "large", "content": strings.Repeat("y", 65537)}, "content: has 65537 bytes, 65536 are allowed in one call", true, nil},
+				{"sandbox_write", m{"path": "large", "content": strings.Repeat("y", 65536)}, "wrote 65536 bytes to /work/large", false, nil},
+				{"sandbox_close_run", m{"root_run_id": ""}, "closed 0 sessions", false, nil},
 			} {
 				if tc.tool != "sandbox_close_run" {
 					tc.args["session_id"] = id
 				}
-				if got := c.call(tc.tool, tc.args); got.Text != tc.want || got.IsError != tc.isErr {
-					t.Errorf("%s %v\n got %q (error %v) %s\nwant %q (error %v)", tc.tool, tc.args, got.Text, got.IsError, got.Body, tc.want, tc.isErr)
+				began := time.Now()
+				got := c.call(tc.tool, tc.args)
+				if got.Text != tc.want || got.IsError != tc.isErr {
+					t.Errorf("%s %.200v\n got %.200q (error %v) %.200s\nwant %.200q (error %v)", tc.tool, tc.args, got.Text, got.IsError, got.Body, tc.want, tc.isErr)
+				}
+				for name, want := range tc.structured {
+					if got.Structured[name] != want {
+						t.Errorf("%v: %s is %v instead of %v", tc.args, name, got.Structured[name], want)
+					}
+				}
+				if tc.structured != nil {
+					took, _ := got.Structured["duration_ms"].(float64)
+					if most := time.Since(began).Milliseconds(); took < 0 || took > float64(most) || tc.structured["timed_out"] == true && took < 5000 {
+						t.Errorf("%v took %v of %d ms", tc.args, took, most)
+					}
+					if peak, _ := got.Structured["peak_memory_bytes"].(float64); peak < 100<<10 || peak > 512<<20 {
+						t.Errorf("%v took %v bytes of memory", tc.args, peak)
+					}
 				}
 			}
+			called = time.Now()
+			touched := c.call("sandbox_touch", m{"session_id": id})
+			if want := fmt.Sprintf(`{"expires_at":%q,"session_id":%q}`, touched.Structured["expires_at"], id); touched.Text != want || touched.IsError {
+				t.Errorf("sandbox_touch answers\n%s instead of\n%s", touched.Text, want)
+			}
+			expires(touched, called)
 			if a := c.call("sandbox_list", m{}); !strings.Contains(a.Text, `"session_id":"`+id+`"`) || !strings.Contains(a.Text, `"network":"none"`) {
 				t.Errorf("list: %s", a.Text)
 			}
@@ -75,7 +124,7 @@ func TestTextForms(t *testing.T) {
 }
 
 func TestOpenArguments(t *testing.T) {
-	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3"})
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3", "SANDBOX_MAX_SESSIONS": "4", "SANDBOX_AUTH_TOKENS": "other=" + otherToken})
 	c := s.client()
 	for _, tc := range []struct {
 		args m
@@ -105,7 +154,7 @@ func TestOpenArguments(t *testing.T) {
 	if want := "629145600 629145600 64 500000000 none true 1000:1000 [] [no-new-privileges]"; in != want {
 		t.Errorf("the container is\n%s instead of\n%s", in, want)
 	}
-	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.2 keeps the sticky bit of the image's folder
+	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.1.8 keeps the sticky bit of the image's folder
 		t.Errorf("inside: %q", a.Text)
 	}
 	c.open(m{})
@@ -113,4 +162,11 @@ func TestOpenArguments(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL is 3") {
 		t.Errorf("a session above the cap: %+v", a)
 	}
+	other := s.as(map[string]string{"Authorization": "Bearer " + otherToken})
+	other.open(m{})
+	if a := other.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS is 4") {
+		t.Errorf("a session above the cap of all: %+v", a)
+	}
+	c.call("sandbox_close", m{"session_id": id})
+	other.open(m{})
 }

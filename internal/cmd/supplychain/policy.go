@@ -17,6 +17,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
 	"github.com/loomcycle/loomcycle-images/policies"
 )
@@ -100,6 +101,10 @@ func (b *build) policyInput(now time.Time) (policies.Input, error) {
 	if err != nil {
 		return in, err
 	}
+	groups, err := b.groups()
+	if err != nil {
+		return in, err
+	}
 	sums, err := os.ReadFile(filepath.Join(b.root, "go.sum"))
 	if err != nil {
 		return in, fmt.Errorf("read what the modules of our programs are compared with: %w", err)
@@ -126,7 +131,7 @@ func (b *build) policyInput(now time.Time) (policies.Input, error) {
 			return in, err
 		}
 		for _, v := range image.Platforms {
-			variant, err := b.policyVariant(image, v)
+			variant, err := b.policyVariant(image, groups, v)
 			if err != nil {
 				return in, err
 			}
@@ -154,8 +159,8 @@ func (b *build) indexed(d digest.Digest) ([]digest.Digest, error) {
 	return out, nil
 }
 
-func (b *build) policyVariant(image dist.Image, v dist.Variant) (policies.Variant, error) {
-	out := policies.Variant{Platform: v.Platform, Digest: v.Digest, ConfigDigest: v.Config, Size: v.Size, Layers: v.Layers, Annotations: map[string]string{}}
+func (b *build) policyVariant(image dist.Image, groups lock.Groups, v dist.Variant) (policies.Variant, error) {
+	out := policies.Variant{Platform: v.Platform, Digest: v.Digest, ConfigDigest: v.Config, Size: v.Size, Layers: v.Layers, Tools: tools(groups, v.Layers), Annotations: map[string]string{}}
 	img, _, err := b.image(image.IndexDigest, v)
 	if err != nil {
 		return out, err

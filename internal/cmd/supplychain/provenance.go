@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/provenance"
 	"github.com/loomcycle/loomcycle-images/internal/sbom"
 )
@@ -31,7 +33,14 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := sameRepository(env.getenv, b.release.Source.Repository); err != nil {
+		return err
+	}
 	family, err := images.Load(os.DirFS(b.root))
+	if err != nil {
+		return err
+	}
+	groups, err := b.groups()
 	if err != nil {
 		return err
 	}
@@ -48,7 +57,7 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 			}
 			run.Started, run.Finished = made[image.Name].Started, made[image.Name].Finished
 			for _, v := range image.Platforms {
-				statement, err := b.provenance(definition, v, made[image.Name].Workers[v.Platform], run)
+				statement, err := b.provenance(definition, groups, v, made[image.Name].Workers[v.Platform], run)
 				if err != nil {
 					return err
 				}
@@ -62,7 +71,20 @@ func runProvenance(_ context.Context, env environment, args []string) error {
 	})
 }
 
-func (b *build) provenance(image *images.Image, v dist.Variant, worker string, run provenance.Run) ([]byte, error) {
+// sameRepository refuses a workflow of another repository than the one that
+// the images name as their source, such as a fork's.
+func sameRepository(getenv func(string) string, source string) error {
+	if getenv("GITHUB_ACTIONS") != "true" {
+		return nil
+	}
+	runs := cmp.Or(getenv("GITHUB_SERVER_URL"), "https://github.com") + "/" + getenv("GITHUB_REPOSITORY")
+	if !strings.EqualFold(runs, strings.TrimSuffix(source, ".git")) {
+		return fmt.Errorf("this workflow runs in %s, and the images name %s as their source: set source and url in images/family.yaml to the repository that builds them", runs, source)
+	}
+	return nil
+}
+
+func (b *build) provenance(image *images.Image, groups lock.Groups, v dist.Variant, worker string, run provenance.Run) ([]byte, error) {
 	facts, err := b.facts(image.Name, v)
 	if err != nil {
 		return nil, err
@@ -77,7 +99,7 @@ func (b *build) provenance(image *images.Image, v dist.Variant, worker string, r
 	for _, l := range v.Layers {
 		in.Groups = append(in.Groups, l.Group)
 	}
-	in.Compiled = compiles(image, in.Groups, in.Loomcycle)
+	in.Compiled, in.Tools = compiles(image, in.Groups, in.Loomcycle), tools(groups, v.Layers)
 	return provenance.Statement(in)
 }
 
@@ -87,6 +109,25 @@ func compiles(image *images.Image, groups []string, loomcycle string) bool {
 	prebuilt := strings.HasPrefix(loomcycle, "bin:")
 	return slices.Contains(groups, "gocache") ||
 		slices.ContainsFunc(image.Programs, func(p string) bool { return p != "loomcycle" || !prebuilt })
+}
+
+// groups are the groups of sources that the images were built from.
+func (b *build) groups() (lock.Groups, error) {
+	return lock.LoadGroups(filepath.Join(b.root, "images", "groups.yaml"))
+}
+
+// tools are the groups that the worker ran to make the layers.
+func tools(groups lock.Groups, layers []dist.Layer) []string {
+	out := []string{}
+	for _, l := range layers {
+		group, _ := groups.Get(l.Group)
+		for _, g := range slices.Concat(groups.Chain(group.GoCache), groups.Chain(group.PyCache)) {
+			if !slices.Contains(out, g.Name) {
+				out = append(out, g.Name)
+			}
+		}
+	}
+	return out
 }
 
 // programModules are the modules that are linked into our own programs; those

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -188,6 +190,9 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 		_, checked, err := signing.VerifyImage(ctx, l, h, t)
 		fmt.Fprintln(env.out, i.Name)
 		printChecked(env, checked)
+		if err == nil {
+			err = l.Check(ctx, h) // what pulling it from a registry would show
+		}
 		if err != nil {
 			return err
 		}
@@ -304,6 +309,9 @@ func publisher(name string, do func(context.Context, release.Options) error) fun
 		o.Dist, o.Wait = *folder, *wait
 		for _, r := range o.Config.Registries {
 			if r.LegacySignatures && o.Legacy == nil {
+				if err := signing.FromEnv(env.getenv, "").CheckLegacy(); err != nil {
+					return fmt.Errorf("%s: %w", r.Variable, err)
+				}
 				s, _, err := signer(ctx, env)
 				if err != nil {
 					return err
@@ -354,14 +362,24 @@ func hooks(env environment, o *release.Options) error {
 		for _, a := range command {
 			argv = append(argv, strings.ReplaceAll(a, "{refs}", f.Name()))
 		}
-		cmd := host.Command(ctx, argv[0], argv[1:]...)
-		cmd.Stdout, cmd.Stderr = env.log, env.log
-		if err := cmd.Run(); err != nil {
+		if err := group(ctx, env.log, 30*time.Second, argv); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 		}
 		return nil
 	}
 	return nil
+}
+
+// group runs a program that may start others, as `go run` does. When the context
+// ends all are interrupted, and what still runs a grace later is killed.
+func group(ctx context.Context, log io.Writer, grace time.Duration, argv []string) error {
+	cmd := host.Command(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = log, log, grace
+	err := cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the delay ends in the death of the first one only
+	}
+	return err
 }
 
 func runReleaseList(ctx context.Context, env environment, args []string) error {
@@ -477,8 +495,8 @@ func runPins(ctx context.Context, env environment, args []string) error {
 		all = append(all, pins.Pin{Image: i.Name, Repository: s.Registry + "/" + o.Config.Repository(i.Name), Version: s.Release.Version, Digest: i.IndexDigest.String()})
 	}
 	if *update != "" {
-		changes, err := pins.Update(*update, all, func(file string) {
-			env.notice("%s: skipped, it is a template", file)
+		changes, err := pins.Update(*update, all, func(where, why string) {
+			env.notice("%s: left as it is: %s", where, why)
 		})
 		for _, c := range changes {
 			fmt.Fprintf(env.out, "%s:%d: %s -> %s\n", c.File, c.Line, c.From, c.To)

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
@@ -100,17 +105,49 @@ func TestReleaseByCommands(t *testing.T) {
 	if out := must("pins", "-config", config, "-update", folder, "latest"); !strings.Contains(out, "1.0.1@sha256:") {
 		t.Errorf("pins -update printed\n%s", out)
 	}
+	if _, _, err := supplychain("release-pack", "-dist", newest); err == nil || !strings.Contains(err.Error(), "the target pins") {
+		t.Errorf("release-pack without pins gave %v", err)
+	}
+	must("pins", "-config", config, "-out", filepath.Join(newest, "pins"), "1.0.1")
+	var packed []string
+	for range 2 {
+		must("release-pack", "-dist", newest)
+		check := exec.CommandContext(t.Context(), "sh", "-c", "sha256sum -c checksums-v1.0.1.txt && tar -tvzf sboms-v1.0.1.tar.gz && tar -tzf pins-v1.0.1.tar.gz && cmp release-v1.0.1.json ../release.json && cat checksums-*")
+		check.Dir = filepath.Join(newest, "pack")
+		out, err := check.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), " sbom/toolbox/linux-arm64.spdx.json\n") || !strings.Contains(string(out), "pins/compose.pins.yaml\n") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		packed = append(packed, string(out))
+		now := time.Now() // as downloaded on another day
+		if err := os.Chtimes(filepath.Join(newest, "sbom", "toolbox", "linux-arm64.spdx.json"), now, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if packed[0] != packed[1] {
+		t.Errorf("packed again it became\n%s, not\n%s", packed[1], packed[0])
+	}
 	must("release-mirror", "-config", config, "1.0.1", mirror+"/airgap")
 	must("verify", "-config", config, mirror+"/airgap/loomcycle:v1.0.1")
 	must("release-rollback", "-config", config, "latest", "1.0.0")
 	if out := must("release-show", "-config", config, "latest"); !strings.Contains(out, "1.0.0") {
 		t.Errorf("after the rollback latest is\n%s", out)
 	}
+	// A disk that rots changes no manifest.
+	r, err := dist.Read(newest)
+	if err == nil {
+		err = os.Truncate(filepath.Join(newest, "oci", "blobs", "sha256", r.Images[1].Platforms[1].Layers[0].Digest.Encoded()), 1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	// What a reader gets wrong, and what they are told.
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
+		{[]string{"verify", newest}, "it was cut or changed"},
+		{[]string{"verify", "-config", config, address + "/toolbox@" + r.Images[1].Platforms[0].Digest.String()}, "is no index (application/vnd.oci.image.manifest.v1+json)"},
 		{[]string{"verify", "-config", config, "toolbox"}, "neither a folder nor an image"},
 		{[]string{"verify", "-config", config, address + "/toolbox:9.9.9"}, "no tag 9.9.9"},
 		{[]string{"release-show", "-config", config, "9.9.9"}, "has no release 9.9.9"},
@@ -121,8 +158,61 @@ func TestReleaseByCommands(t *testing.T) {
 			t.Errorf("%v gave %v, want %q", c.args, err, c.want)
 		}
 	}
-	variables["RELEASE_REGISTRY"] = ""
+	legacy := filepath.Join(t.TempDir(), "release.yaml")
+	if err := os.WriteFile(legacy, bytes.Replace(text, []byte("RELEASE_REGISTRY\n"), []byte("RELEASE_REGISTRY\n    legacySignatures: true\n"), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	variables["SIGSTORE_ID_TOKEN"] = "token"
+	if _, _, err := supplychain("release", "-config", legacy, "-dist", newest); err == nil || !strings.Contains(err.Error(), "set COSIGN_KEY") {
+		t.Errorf("the tag scheme without a key: %v", err)
+	}
+	variables["SIGSTORE_ID_TOKEN"], variables["RELEASE_REGISTRY"] = "", ""
 	if _, _, err := supplychain("release-list", "-config", config); err == nil || !strings.Contains(err.Error(), "RELEASE_REGISTRY") {
 		t.Errorf("without a registry: %v", err)
+	}
+}
+
+// A hook's program starts another and forwards nothing, as `go run` does. Both
+// hear that the release ends, and what does not listen is killed.
+func TestHookEndsWithTheRelease(t *testing.T) {
+	for _, x := range []struct {
+		name, inner string
+		grace       time.Duration
+		tidy        bool
+	}{
+		{"it tidies up", `trap "sleep 0.1; touch tidy; exit" INT; echo ready; while :; do sleep 0.1; done`, time.Minute, true},
+		{"it does not listen", `trap "" INT; echo ready; while :; do sleep 0.1; done`, 100 * time.Millisecond, false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			read, write, err := os.Pipe() // it ends when no process has it any more
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				done <- group(ctx, write, x.grace, []string{"sh", "-c", `trap : INT; sh -c '` + x.inner + `'; wait`})
+			}()
+			out := bufio.NewReader(read)
+			if line, err := out.ReadString('\n'); err != nil {
+				t.Fatal(line, err)
+			}
+			cancel()
+			if err := <-done; err == nil {
+				t.Error("it ended well")
+			}
+			write.Close()
+			if err := read.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(out); err != nil {
+				t.Errorf("what it started runs on: %v", err)
+			}
+			if _, err := os.Stat("tidy"); (err == nil) != x.tidy {
+				t.Errorf("tidied up: %v", err)
+			}
+		})
 	}
 }

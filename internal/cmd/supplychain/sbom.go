@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/mod/module"
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/cache"
@@ -97,7 +101,11 @@ func (b *build) describe(ctx context.Context, store *imagefs.Store, components s
 	if err != nil {
 		return nil, fmt.Errorf("%s for %s: %w", name, v.Platform, err)
 	}
-	if in.ModuleCache, err = downloadModules(ctx, modules); err != nil {
+	if in.ModuleCache, err = os.MkdirTemp("", "modules-"); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(in.ModuleCache)
+	if err := moduleCache(ctx, in.ModuleCache, modules); err != nil {
 		return nil, fmt.Errorf("%s for %s: %w", name, v.Platform, err)
 	}
 	in.Licences = []string{licences}
@@ -134,31 +142,43 @@ func (b *build) describe(ctx context.Context, store *imagefs.Store, components s
 	)
 }
 
-// downloadModules brings the modules into the go command's cache, where their
-// licences are read; most are there already.
-func downloadModules(ctx context.Context, modules []string) (cache string, err error) {
-	dir, err := os.MkdirTemp("", "modules-")
+// moduleCache fills a folder with links to the modules, by the names under
+// which they are required, in the go command's own cache. Most are there already.
+func moduleCache(ctx context.Context, folder string, modules map[string]string) error {
+	if len(modules) == 0 {
+		return nil
+	}
+	from := slices.Compact(slices.Sorted(maps.Values(modules)))
+	cmd := exec.CommandContext(ctx, "go", append([]string{"mod", "download", "-json"}, from...)...)
+	cmd.Dir = folder // outside any module
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GO111MODULE=on")
+	text, err := cmd.Output()
+	dirs := map[string]string{}
+	for d := json.NewDecoder(bytes.NewReader(text)); d.More(); {
+		var m struct{ Path, Version, Dir, Error string }
+		if e := d.Decode(&m); e != nil {
+			return fmt.Errorf("go mod download: %w", e)
+		}
+		if m.Error != "" {
+			err = errors.Join(err, errors.New(m.Error))
+		}
+		dirs[m.Path+"@"+m.Version] = m.Dir
+	}
 	if err != nil {
-		return "", err
+		return fmt.Errorf("download the modules of our programs for their licences; set GOPROXY if this machine has no other way: %w", err)
 	}
-	defer os.RemoveAll(dir)
-	run := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = dir // outside any module
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GO111MODULE=on")
-		out, err := cmd.Output()
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			return "", fmt.Errorf("go %s: %w: %s", args[0], err, exit.Stderr)
+	for required, content := range modules {
+		name, version, _ := strings.Cut(required, "@")
+		escaped, err := module.EscapePath(name)
+		if err != nil {
+			return err
 		}
-		return strings.TrimSpace(string(out)), err
-	}
-	if len(modules) > 0 {
-		if _, err := run(append([]string{"mod", "download"}, modules...)...); err != nil {
-			return "", fmt.Errorf("download the modules of our programs for their licences; set GOPROXY if this machine has no other way: %w", err)
+		at := filepath.Join(folder, escaped+"@"+version)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(dirs[content], at)); err != nil {
+			return err
 		}
 	}
-	return run("env", "GOMODCACHE")
+	return nil
 }
 
 // runSBOMDiff compares what `sbom` wrote for two builds.

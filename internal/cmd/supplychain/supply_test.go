@@ -65,6 +65,7 @@ func (f family) write(name string) string {
 	sums, err := os.ReadFile("../../../go.sum") // the program that compile makes is of this module
 	must(err)
 	put("go.sum", string(sums))
+	put("images/groups.yaml", "groups: [{name: base, debian: [hello]}]\n")
 	put("one/image.yaml", fmt.Sprintf(definition, "loomcycle"))
 	put("two/image.yaml", fmt.Sprintf(definition, "loomcycle-toolbox"))
 
@@ -105,11 +106,12 @@ func (f family) write(name string) string {
 			if image == "loomcycle-toolbox" {
 				files = append(files, f.extra...)
 			}
-			hello := "hello " + arch
+			hello, copyright := "hello "+arch, "License: MIT\n"
 			img := imagetest.Image(f.t, v1.Config{User: "65532:65532", Labels: labels}, arch,
 				[]imagetest.Entry{
 					imagetest.File("usr/lib/os-release", "ID=debian\nVERSION_ID=13\n"), imagetest.Program("usr/bin/hello", hello),
-					imagetest.File("var/lib/dpkg/info/hello.md5sums", fmt.Sprintf("%x  usr/bin/hello\n%x  usr/lib/os-release\n", md5.Sum([]byte(hello)), md5.Sum([]byte("ID=debian\nVERSION_ID=13\n")))), //nolint:gosec // as dpkg does
+					imagetest.File("usr/share/doc/hello/copyright", copyright),
+					imagetest.File("var/lib/dpkg/info/hello.md5sums", fmt.Sprintf("%x  usr/bin/hello\n%x  usr/share/doc/hello/copyright\n%x  usr/lib/os-release\n", md5.Sum([]byte(hello)), md5.Sum([]byte(copyright)), md5.Sum([]byte("ID=debian\nVERSION_ID=13\n")))), //nolint:gosec // as dpkg does
 				},
 				files,
 				[]imagetest.Entry{imagetest.Program("usr/local/bin/loomcycle", compile(f.t, arch))},
@@ -305,6 +307,47 @@ func TestCompiles(t *testing.T) {
 	} {
 		if got := compiles(&images.Image{Programs: c.programs}, c.groups, c.loomcycle); got != c.want {
 			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+func TestTools(t *testing.T) {
+	groups, err := lock.LoadGroups("../../../images/groups.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for layers, want := range map[string]string{
+		"static files programs":   "",
+		"base shell python go":    "",
+		"base pycache files":      "base shell python",
+		"base go gocache":         "base shell python cc cross",
+		"pycache gocache nothing": "base shell python cc cross",
+	} {
+		var list []dist.Layer
+		for _, l := range strings.Fields(layers) {
+			list = append(list, dist.Layer{Group: l})
+		}
+		if got := strings.Join(tools(groups, list), " "); got != want {
+			t.Errorf("%s: %q, want %q", layers, got, want)
+		}
+	}
+}
+
+func TestSameRepository(t *testing.T) {
+	for _, c := range []struct {
+		actions, server, repository string
+		want                        bool
+	}{
+		{"", "", "", true},
+		{"true", "https://git.example", "o/images", true},
+		{"true", "https://git.example", "O/Images", true},
+		{"true", "https://git.example", "fork/images", false},
+		{"true", "", "o/images", false},
+	} {
+		env := map[string]string{"GITHUB_ACTIONS": c.actions, "GITHUB_SERVER_URL": c.server, "GITHUB_REPOSITORY": c.repository}
+		err := sameRepository(func(k string) string { return env[k] }, "https://git.example/o/images.git")
+		if (err == nil) != c.want || err != nil && !strings.Contains(err.Error(), "images/family.yaml") {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

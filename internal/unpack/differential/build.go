@@ -203,12 +203,14 @@ func (j *Job) mmdebstrap(ctx context.Context, out string) error {
 		return err
 	}
 	args := []string{"--mode=root", "--variant=custom", "--architectures=" + j.Arch, "--include=" + strings.Join(include, ","),
-		"--aptopt=APT::Install-Recommends false", "--skip=check/empty"}
+		"--aptopt=APT::Install-Recommends false", "--skip=check/empty",
+		`--aptopt=APT::Sandbox::User "root"`} // the folder may be this user's alone
 	for _, p := range plan.Slim {
 		args = append(args, "--dpkgopt="+p)
 	}
 	cmd := host.Command(ctx, "mmdebstrap", append(args, "trixie", out, "deb [trusted=yes] copy:"+repo+" ./")...)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(j.Lock.Epoch, 10), "LC_ALL=C.UTF-8")
+	// The system's own temporary folder is memory on Debian 13.
+	cmd.Env = append(os.Environ(), "TMPDIR="+j.Work, "SOURCE_DATE_EPOCH="+strconv.FormatInt(j.Lock.Epoch, 10), "LC_ALL=C.UTF-8")
 	cmd.Stdout, cmd.Stderr = j.Log, j.Log
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("mmdebstrap: %w", err)

@@ -161,7 +161,7 @@ func workspaces(args []string, getenv func(string) string, out io.Writer) error 
 func healthcheck(getenv func(string) string) error {
 	addr := getenv("SANDBOX_LISTEN_ADDR")
 	if addr == "" {
-		addr = config.Vars[0].Default
+		addr = config.DefaultListen
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -17,6 +17,9 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 )
 
+// DefaultListen is where the sidecar listens, and is asked for its health.
+const DefaultListen = "127.0.0.1:9000"
+
 // Config is the sidecar's configuration.
 type Config struct {
 	Listen string
@@ -89,7 +92,7 @@ type Var struct {
 
 // Vars is every variable, in the order of the documentation.
 var Vars = []Var{
-	{"SANDBOX_LISTEN_ADDR", "127.0.0.1:9000", "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
+	{"SANDBOX_LISTEN_ADDR", DefaultListen, "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
 	{"SANDBOX_LOG_LEVEL", "info", "debug, info, warn or error; logs are JSON lines on stderr", oneOf(func(c *Config) *string { return &c.Log }, "debug", "info", "warn", "error")},
 
 	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},
@@ -105,9 +108,9 @@ var Vars = []Var{
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
 	{"CONTAINER_HOST", "", "address of a running podman service (unix:///run/podman/podman.sock)", host},
 	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
-	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata; empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
+	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata (docker only); empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
 	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
-	{"SANDBOX_AGENT", "/usr/local/libexec/loomcycle/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
+	{"SANDBOX_AGENT", "/usr/local/bin/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
 	{"SANDBOX_AGENT_PATH", "", "the same binary as the engine's host sees it; empty lets the sidecar hand it over itself", str(func(c *Config) *string { return &c.AgentPath })},
 	{"SANDBOX_ULIMIT_NOFILE", "4096", "open files of a process", integer(func(c *Config) *int64 { return &c.NoFile }, 64)},
 	{"SANDBOX_ULIMIT_NPROC", "", "processes and threads of the session uid, over all sessions (the kernel counts by uid; SANDBOX_PIDS bounds one session); empty for SANDBOX_MAX_PIDS times SANDBOX_MAX_SESSIONS, or as near to it as the machine allows", integer(func(c *Config) *int64 { return &c.NProc }, 64)},

@@ -2,6 +2,8 @@ package config
 
 import (
 	"bytes"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,47 @@ func TestDefaults(t *testing.T) {
 	}
 	if c.Listen != "127.0.0.1:9000" || c.IdleTTL != 30*time.Minute || c.MemMB != (Range{2048, 8192}) || c.Tokens[0].Secret != "t" || c.Pull != "missing" {
 		t.Errorf("%+v", c)
+	}
+}
+
+// Each variable reaches the field that is read of it.
+func TestVariables(t *testing.T) {
+	env, want := map[string]string{"SANDBOX_IMAGE": "i"}, map[string]string{}
+	for _, row := range [][3]string{
+		{"SANDBOX_LISTEN_ADDR", "127.0.0.2:1", "Listen:127.0.0.2:1"}, {"SANDBOX_LOG_LEVEL", "warn", "Log:warn"},
+		{"SANDBOX_AUTH_TOKENS", "a=one", "Tokens:[{Name:a Secret:one}]"}, {"SANDBOX_AUTH_TOKEN_FILE", "/tokens", "TokenFile:/tokens"}, {"SANDBOX_ALLOW_ANON", "1", "Anon:true"},
+		{"SANDBOX_IDENTITY_JWKS", "/jwks", "JWKS:/jwks"}, {"SANDBOX_IDENTITY_ISSUER", "loom", "Issuer:loom"}, {"SANDBOX_IDENTITY_AUDIENCE", "us", "Audience:us"}, {"SANDBOX_IDENTITY_LEEWAY_SECONDS", "7", "Leeway:7s"},
+		{"SANDBOX_ALLOW_ENV_INJECTION", "1", "InjectEnv:true"},
+		{"SANDBOX_ENGINE", "docker", "Engine:docker"}, {"CONTAINER_HOST", "unix:///p", "Host:unix:///p"}, {"SANDBOX_RUNTIME", "crun", "Runtime:crun"}, {"SANDBOX_PODMAN_OPTIONS", "--a --b", "PodmanOptions:[--a --b]"},
+		{"SANDBOX_AGENT", "/agent", "Agent:/agent"}, {"SANDBOX_AGENT_PATH", "/host/agent", "AgentPath:/host/agent"}, {"SANDBOX_ULIMIT_NOFILE", "101", "NoFile:101"}, {"SANDBOX_ULIMIT_NPROC", "102000", "NProc:102000"},
+		{"SANDBOX_IMAGE", "image", "Image:image"}, {"SANDBOX_IMAGES", "a=b", "Images:map[a:b]"}, {"SANDBOX_IMAGE_PULL", "never", "Pull:never"}, {"SANDBOX_IMAGE_POLICY", "/policy", "ImagePolicy:/policy"},
+		{"SANDBOX_ALLOW_EGRESS", "1", "AllowEgress:true"}, {"SANDBOX_EGRESS_NETWORK", "out", "EgressNetwork:out"},
+		{"SANDBOX_CPU", "0.5", "CPU:0.5"}, {"SANDBOX_MAX_CPU", "1.5", "MaxCPU:1.5"}, {"SANDBOX_MEM_MB", "103", "MemMB:{Default:103 Max:104}"}, {"SANDBOX_MAX_MEM_MB", "104", "MemMB:{Default:103 Max:104}"},
+		{"SANDBOX_TMPFS_MB", "105", "TmpfsMB:{Default:105 Max:106}"}, {"SANDBOX_MAX_TMPFS_MB", "106", "TmpfsMB:{Default:105 Max:106}"}, {"SANDBOX_TMP_MB", "107", "TmpMB:107"},
+		{"SANDBOX_PIDS", "108", "Pids:{Default:108 Max:109}"}, {"SANDBOX_MAX_PIDS", "109", "Pids:{Default:108 Max:109}"},
+		{"SANDBOX_IDLE_TTL_SECONDS", "11", "IdleTTL:11s"}, {"SANDBOX_TTL_SECONDS", "12", "TTL:12s"}, {"SANDBOX_MAX_TTL_SECONDS", "13", "MaxTTL:13s"},
+		{"SANDBOX_EXEC_TIMEOUT_SECONDS", "14", "Timeout:14s"}, {"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "15", "MaxTimeout:15s"},
+		{"SANDBOX_OUTPUT_BYTES", "1001", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_OUTPUT_BYTES", "1002", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_FILE_BYTES", "1025", "MaxFile:1025"},
+		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_WARM_POOL", "23", "WarmPool:23"},
+		{"SANDBOX_STATE_DIR", "/state", "StateDir:/state"}, {"SANDBOX_INSTANCE", "me", "Instance:me"},
+		{"SANDBOX_WORKSPACE_ROOT", "/ws", "WorkspaceRoot:/ws"}, {"SANDBOX_WORKSPACE_HOST_ROOT", "/host/ws", "WorkspaceHost:/host/ws"}, {"SANDBOX_WORKSPACE_QUOTA_MB", "24", "WorkspaceMB:24"},
+		{"SANDBOX_RUN_STATUS_URL", "http://r/{root_run_id}", "RunStatusURL:http://r/{root_run_id}"}, {"SANDBOX_RUN_STATUS_TOKEN", "status", "RunStatusToken:status"}, {"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "25", "RunStatusInterval:25s"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://o", "Traces:http://o"},
+	} {
+		env[row[0]], want[row[0]] = row[1], row[2]
+	}
+	c, err := load(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := " " + strings.Trim(fmt.Sprintf("%+v", *c), "{}") + " "
+	for _, v := range Vars {
+		switch field, ok := want[v.Name]; {
+		case !ok && !slices.Contains([]string{"SANDBOX_AUTH_TOKEN", "DOCKER_HOST", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}, v.Name): // of which each has a twin above
+			t.Errorf("%s has no row here", v.Name)
+		case ok && !strings.Contains(got, " "+field+" "):
+			t.Errorf("%s=%s: no %s in %s", v.Name, env[v.Name], field, got)
+		}
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 )
 
 // provideAgent decides how sessions get the agent: as a bind mount where the
-// engine sees the file, else from a volume that is filled in UseImage.
-func (e *Engine) provideAgent(context.Context) error {
+// engine sees the file, else from a volume that is filled in PlaceAgent.
+func (e *Engine) provideAgent() error {
 	target := agentDir + "/" + agentName
 	switch {
 	case e.opts.HostPath != "":
@@ -44,11 +44,11 @@ func (e *Engine) provideAgent(context.Context) error {
 // carrierRemoval is what an engine has to remove the container that carries the agent.
 const carrierRemoval = 10 * time.Second
 
-// UseImage makes the agent available to sessions. An engine behind a socket
+// PlaceAgent brings the agent to where sessions get it from. An engine behind a socket
 // does not see the sidecar's files, so the agent travels through the archive
 // API into a volume; that call needs a container, never started, and any image
 // will do.
-func (e *Engine) UseImage(ctx context.Context, imageID string) error {
+func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if e.mount.Type != mount.TypeVolume {
 		return nil
 	}

@@ -53,6 +53,8 @@ const (
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
 
+var errKata = errors.New("SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
+
 const listTries = 20
 
 var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
@@ -111,10 +113,8 @@ type State struct {
 func Open(ctx context.Context, opts Options) (*Engine, error) {
 	e := &Engine{opts: opts}
 	host := opts.Host
-	if opts.Runtime == "kata" {
-		if _, err := os.Stat("/dev/kvm"); err != nil && host == "" {
-			return nil, errors.New("SANDBOX_RUNTIME=kata needs hardware virtualisation, and this machine has no /dev/kvm: enable nested virtualisation, pass the device to the sidecar, or choose runsc")
-		}
+	if opts.Runtime == "kata" && host == "" {
+		return nil, errKata
 	}
 	if host == "" {
 		c, err := startPodman(opts)
@@ -162,7 +162,7 @@ func (e *Engine) greet(ctx context.Context) error {
 	if err := e.checkRuntime(ctx); err != nil {
 		return err
 	}
-	return e.provideAgent(ctx)
+	return e.provideAgent()
 }
 
 // checkRuntime refuses a runtime that the engine will not use. Podman's
@@ -178,6 +178,9 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 		return nil
 	}
 	if e.podman {
+		if want == "kata" {
+			return errKata
+		}
 		if info.DefaultRuntime != want {
 			return fmt.Errorf("SANDBOX_RUNTIME=%s, but the podman service at %s uses %s: start it as `podman --runtime %s system service`", want, e.opts.Host, info.DefaultRuntime, want)
 		}
@@ -192,9 +195,6 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 	}
 	return nil
 }
-
-// Podman says whether the engine is podman.
-func (e *Engine) Podman() bool { return e.podman }
 
 // Close stops a podman that Open started. Session containers go on.
 func (e *Engine) Close() {

@@ -35,7 +35,7 @@ func open(t *testing.T, e *engine.Engine, image string, change func(*engine.Spec
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.UseImage(ctx, img.ID); err != nil {
+	if err := e.PlaceAgent(ctx, img.ID); err != nil {
 		t.Fatal(err)
 	}
 	spec := engine.Spec{Name: "loomcycle-test-" + strings.ToLower(rand.Text()), Image: img.ID,
@@ -260,6 +260,34 @@ func TestLimitsOfTheAgent(t *testing.T) {
 				}
 				if time.Now().After(end) {
 					t.Fatal("an agent that cannot look for processes goes on, and they with it")
+				}
+			}
+		})
+	}
+}
+
+// PID 1 passes an engine's stop on to what runs, gives it time, and ends.
+func TestForwardsSignals(t *testing.T) {
+	p := enginetest.New(t)
+	for _, rt := range runtimes {
+		t.Run(rt, func(t *testing.T) {
+			e := enginetest.Open(t, p.Options(t, rt))
+			c := open(t, e, p.Image, nil)
+			out, exit, err := c.Exec(t.Context(), wire.Exec{Command: "trap 'echo heard; sleep 0.3; exit 3' TERM; kill -TERM 1; while :; do sleep 0.05; done", Timeout: 10 * time.Second, MaxOutput: 100}, nil, nil)
+			if err != nil && !errors.Is(err, host.ErrLost) || exit.TimedOut {
+				t.Errorf("%+v, %v", exit, err)
+			}
+			if got := string(out.Bytes(host.Both, "")); got != "heard\n" {
+				t.Errorf("the command wrote %q", got)
+			}
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				if state, ok, err := e.Inspect(t.Context(), c.id); err != nil {
+					t.Fatal(err)
+				} else if !ok || !state.Running {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the container goes on")
 				}
 			}
 		})

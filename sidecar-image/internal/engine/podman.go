@@ -33,13 +33,9 @@ func startPodman(opts Options) (*child, error) {
 	}
 	args := append([]string{}, opts.Podman...)
 	if opts.Runtime != "" {
-		name := opts.Runtime
-		if name == "kata" {
-			name = "kata-runtime"
-		}
-		path, err := exec.LookPath(name)
+		path, err := exec.LookPath(opts.Runtime)
 		if err != nil {
-			return nil, fmt.Errorf("SANDBOX_RUNTIME=%s needs the program %s on the sidecar's PATH: %w", opts.Runtime, name, err)
+			return nil, fmt.Errorf("SANDBOX_RUNTIME=%s needs the program %[1]s on the sidecar's PATH: %w", opts.Runtime, err)
 		}
 		args = append(args, "--runtime", path)
 	}

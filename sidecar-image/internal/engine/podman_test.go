@@ -3,9 +3,11 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -53,6 +55,19 @@ func TestHungAttach(t *testing.T) {
 			}
 		case <-time.After(10 * time.Second):
 			t.Errorf("%s hangs", name)
+		}
+	}
+}
+
+// Kata has no program that podman could start, whoever has started podman.
+func TestKataNeedsDocker(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"Components": [{"Name": "Podman Engine"}], "Arch": %q, "ApiVersion": "1.41", "DefaultRuntime": "kata"}`, runtime.GOARCH)
+	}))
+	defer srv.Close()
+	for _, host := range []string{"", "tcp://" + srv.Listener.Addr().String()} {
+		if _, err := Open(t.Context(), Options{Host: host, Runtime: "kata"}); err != errKata {
+			t.Errorf("at %q: %v", host, err)
 		}
 	}
 }

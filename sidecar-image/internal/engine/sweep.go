@@ -66,9 +66,6 @@ func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string
 	if runtime == "" {
 		runtime = info.DefaultRuntime
 	}
-	if runtime == "kata" {
-		runtime = "kata-runtime"
-	}
 	var all []struct{ ID, Bundle string }
 	if out, err := ask(ctx, runtime, "list", "--format", "json"); err != nil || json.Unmarshal(out, &all) != nil {
 		return found

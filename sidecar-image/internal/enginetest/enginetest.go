@@ -25,7 +25,7 @@ import (
 // standIn is the image used until the pipeline has built the real one: Debian
 // packages alone, without toolchains.
 const (
-	standIn      = "localhost/loomcycle-session-standin:1"
+	standIn      = "localhost/loomcycle-session-standin:2"
 	sessionImage = "loomcycle-sandbox-session"
 )
 
@@ -88,11 +88,12 @@ func New(t testing.TB) *Podman {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		citest.Skip(t, "no session image: set SANDBOX_TEST_IMAGE, or install mmdebstrap for a stand-in")
 	}
-	rootfs := filepath.Join(cache, "standin.tar")
+	rootfs := filepath.Join(cache, "standin-2.tar")
 	if _, err := os.Stat(rootfs); err != nil {
 		t.Log("making a stand-in session image from Debian packages, once")
 		tmp := rootfs + ".partial.tar"
-		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3-minimal,make", "trixie", tmp).CombinedOutput()
+		out, err := exec.Command("mmdebstrap", "--variant=minbase", "--include=bash,coreutils,procps,python3,make",
+			`--customize-hook=mkdir --mode=1777 "$1/work"`, "trixie", tmp).CombinedOutput()
 		if err != nil {
 			citest.Skip(t, "mmdebstrap could not make the stand-in: %v\n%s", err, out)
 		}
@@ -205,16 +206,23 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	}
 	out, err := p.cmd(append(args, "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true")...).CombinedOutput()
 	if err != nil {
-		if runtime == "runc" {
-			citest.Skip(t, "runc cannot start a container on this host: %s", out)
-		}
-		// crun refuses hybrid cgroups, gVisor some kernels: CI has to have one that works.
-		t.Skipf("%s cannot start a container on this host: %s", runtime, out)
+		unusable(t, runtime, out)
 	}
 	return engine.Options{
 		Runtime: runtime, Agent: p.Agent, Socket: filepath.Join(t.TempDir(), "podman.sock"),
 		Podman: p.Flags, NoFile: 4096, NProc: 16384, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
+}
+
+// unusable skips, as citest.Skip does, for a runtime that starts no container. What CI may
+// lack is crun where cgroups v1 and v2 are both mounted: it refuses that, and no package
+// brings another kernel.
+func unusable(t testing.TB, runtime string, out []byte) {
+	t.Helper()
+	if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil && runtime == "crun" {
+		t.Skipf("crun refuses the hybrid of cgroups v1 and v2 of this host: %s", out)
+	}
+	citest.Skip(t, "%s starts no container on this host: %s", runtime, out)
 }
 
 // Open starts the engine and closes it with the test.
@@ -239,7 +247,11 @@ func Agent() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "session-agent")
+	checkout, err := os.Getwd() // another checkout's agent is of other sources
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, fmt.Sprintf("session-agent-%.12x", sha256.Sum256([]byte(checkout))))
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

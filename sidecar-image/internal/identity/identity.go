@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -21,7 +22,10 @@ import (
 	"github.com/MicahParks/keyfunc/v3"
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
+	"golang.org/x/time/rate"
 )
+
+const fetchTimeout = 10 * time.Second // of a key set
 
 // Header names.
 const (
@@ -76,6 +80,15 @@ type Options struct {
 	Leeway   time.Duration
 	Now      func() time.Time
 	Log      *slog.Logger
+
+	pace pace
+}
+
+// pace is how often a key set is fetched from its URL.
+type pace struct {
+	boot    time.Duration // until it was there once
+	refresh time.Duration // from then on; a key that was taken away opens for so long
+	unknown time.Duration // at most, because a token names a key that is not in it
 }
 
 // Authenticator judges requests.
@@ -90,8 +103,8 @@ type Authenticator struct {
 	swep time.Time
 }
 
-// New returns an Authenticator. ctx ends the refreshing of a key set from a
-// URL.
+// New returns an Authenticator. It waits for a key set that is at a URL; ctx ends
+// that, and later the refreshing.
 func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -118,8 +131,11 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if opts.JWKS == "" {
 		return a, nil
 	}
+	if opts.pace == (pace{}) {
+		opts.pace = pace{boot: 5 * time.Second, refresh: time.Minute, unknown: 10 * time.Second}
+	}
 	var err error
-	if a.keys, err = keySet(ctx, opts.JWKS, opts.Log); err != nil {
+	if a.keys, err = keySet(ctx, opts); err != nil {
 		return nil, err
 	}
 	p := []jwt.ParserOption{jwt.WithValidMethods(Algorithms), jwt.WithAudience(opts.Audience), jwt.WithExpirationRequired(),
@@ -131,13 +147,10 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	return a, nil
 }
 
-func keySet(ctx context.Context, where string, log *slog.Logger) (jwt.Keyfunc, error) {
+func keySet(ctx context.Context, opts Options) (jwt.Keyfunc, error) {
+	where, log := opts.JWKS, opts.Log
 	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
-		k, err := keyfunc.NewDefaultCtx(ctx, []string{where})
-		if err != nil {
-			return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS=%s: %w", where, err)
-		}
-		return k.Keyfunc, nil
+		return fetched(ctx, where, log, opts.pace)
 	}
 	f := &file[keyfunc.Keyfunc]{path: where, log: log, parse: func(b []byte) (keyfunc.Keyfunc, error) { return keyfunc.NewJWKSetJSON(b) }}
 	if _, err := f.load(); err != nil {
@@ -150,6 +163,39 @@ func keySet(ctx context.Context, where string, log *slog.Logger) (jwt.Keyfunc, e
 		}
 		return k.Keyfunc(t)
 	}, nil
+}
+
+// fetched is the key set at a URL, once that has answered.
+func fetched(ctx context.Context, where string, log *slog.Logger, every pace) (jwt.Keyfunc, error) {
+	u, err := url.ParseRequestURI(where)
+	if err != nil {
+		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS: %w", err)
+	}
+	log = log.With("url", u.Redacted())
+	for {
+		try, stop := context.WithCancel(ctx) // a try that fails leaves its refreshing behind
+		firstMustCome := false
+		k, err := keyfunc.NewDefaultOverrideCtx(try, []string{where}, keyfunc.Override{
+			HTTPTimeout: fetchTimeout, NoErrorReturnFirstHTTPReq: &firstMustCome, RefreshInterval: every.refresh,
+			RefreshUnknownKID: rate.NewLimiter(rate.Every(every.unknown), 1), RateLimitWaitMax: every.unknown + fetchTimeout,
+			RefreshErrorHandlerFunc: func(string) func(context.Context, error) {
+				return func(_ context.Context, err error) {
+					log.Error("the key set cannot be fetched; the one before stays in force", "error", err)
+				}
+			},
+		})
+		if err == nil {
+			context.AfterFunc(ctx, stop) // not before
+			return k.Keyfunc, nil
+		}
+		stop()
+		log.Warn("the key set cannot be fetched; the sidecar is not ready before it is", "error", err)
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS=%s: %w", u.Redacted(), err)
+		case <-time.After(every.boot):
+		}
+	}
 }
 
 // Tokens are those that open the door now.
@@ -263,7 +309,10 @@ func (a *Authenticator) identity(token string) (Who, error) {
 	if subject == "" {
 		subject = c.Subject
 	}
-	if subject == "" {
+	switch "" {
+	case c.Tenant: // those of two tenants would be one
+		return refuse(errors.New("it names no tenant"))
+	case subject:
 		return refuse(errors.New("it names no principal"))
 	}
 	for name, v := range map[string]string{"tenant": c.Tenant, "principal": subject, "root_run": c.RootRun} {

@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,14 +10,17 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/MicahParks/jwkset"
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 const secret = "secret-0123456789"
@@ -164,6 +168,7 @@ func TestAttestedIdentity(t *testing.T) {
 		{"no audience", es(func(c jwt.MapClaims) { delete(c, "aud") }), ""},
 		{"wrong issuer", es(func(c jwt.MapClaims) { c["iss"] = "mallory" }), "issuer"},
 		{"no principal", es(func(c jwt.MapClaims) { delete(c, "principal") }), "no principal"},
+		{"no tenant", es(func(c jwt.MapClaims) { delete(c, "tenant") }), "no tenant"},
 		{"another key", sign(jwt.SigningMethodES256, "k1", other, good(nil)), "signature"},
 		{"an unknown key", sign(jwt.SigningMethodES256, "k9", other, good(nil)), "key"},
 		{"alg none", sign(jwt.SigningMethodNone, "k1", jwt.UnsafeAllowNoneSignatureType, good(nil)), "algorithm"},
@@ -174,22 +179,24 @@ func TestAttestedIdentity(t *testing.T) {
 		{"empty", "", "not a valid"},
 		{"huge", strings.Repeat("a", 20<<10), "longer"},
 	} {
-		who, err := a.Authenticate(header(HeaderIdentity, tc.token))
-		if tc.name == "no audience" { // whichever reason, it is not let in
-			if err == nil {
-				t.Errorf("%s: let in as %+v", tc.name, who)
+		t.Run(tc.name, func(t *testing.T) {
+			who, err := a.Authenticate(header(HeaderIdentity, tc.token))
+			if tc.name == "no audience" { // whichever reason, it is not let in
+				if err == nil {
+					t.Errorf("let in as %+v", who)
+				}
+				return
 			}
-			continue
-		}
-		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %+v, %v; want %q", tc.name, who, err, tc.want)
-		}
-		if err == nil && (!who.Known || who.Principal != "acme/p1" || who.RootRun != "r1") {
-			t.Errorf("%s: %+v", tc.name, who)
-		}
-		if err != nil && len(tc.token) > 20 && strings.Contains(err.Error(), tc.token[:20]) {
-			t.Errorf("%s: the error repeats the token: %v", tc.name, err)
-		}
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%+v, %v; want %q", who, err, tc.want)
+			}
+			if err == nil && (!who.Known || who.Principal != "acme/p1" || who.RootRun != "r1") {
+				t.Errorf("%+v", who)
+			}
+			if err != nil && len(tc.token) > 20 && strings.Contains(err.Error(), tc.token[:20]) {
+				t.Errorf("the error repeats the token: %v", err)
+			}
+		})
 	}
 
 	t.Run("a replayed jti", func(t *testing.T) {
@@ -267,6 +274,100 @@ func TestAttestedIdentity(t *testing.T) {
 			t.Error("the old key still opens")
 		}
 	})
+}
+
+// The key set of a URL that is down at boot, rotates, and loses a key, while someone
+// sends tokens that name no key of it.
+func TestKeySetURL(t *testing.T) {
+	one, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	two, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	path := filepath.Join(t.TempDir(), "jwks.json")
+	var up atomic.Bool
+	var fetches atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fetches.Add(1); !up.Load() {
+			http.Error(w, "down", http.StatusBadGateway)
+			return
+		}
+		http.ServeFile(w, r, path)
+	}))
+	defer srv.Close()
+	var log syncbuf.Buffer
+	boot := func(p pace) *Authenticator {
+		t.Helper()
+		a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}, JWKS: srv.URL + "/jwks.json", Audience: "sandbox", Log: slog.New(slog.NewJSONHandler(&log, nil)), pace: p})
+		if err != nil {
+			t.Error(err)
+		}
+		return a
+	}
+	token := func(kid string, key any) http.Header {
+		tok := jwt.NewWithClaims(jwt.SigningMethodES256, jwt.MapClaims{"aud": "sandbox", "exp": time.Now().Add(time.Minute).Unix(), "tenant": "acme", "principal": "p1"})
+		tok.Header["kid"] = kid
+		s, err := tok.SignedString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return header(HeaderIdentity, s)
+	}
+	eventually := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+
+	writeKeys(t, path, map[string]any{"k1": one.Public()})
+	ready := make(chan *Authenticator)
+	go func() {
+		ready <- boot(pace{boot: time.Millisecond, refresh: time.Hour, unknown: 10 * time.Millisecond})
+	}()
+	eventually("the key set is not asked for again", func() bool { return fetches.Load() > 2 })
+	select {
+	case <-ready:
+		t.Fatal("ready without a key")
+	default:
+	}
+	up.Store(true)
+	a := <-ready
+	if a == nil {
+		t.FailNow()
+	}
+	if _, err := a.Authenticate(token("k1", one)); err != nil {
+		t.Errorf("the first call: %v", err)
+	}
+	if _, err := a.Authenticate(token("k9", two)); err == nil {
+		t.Error("a key that is not in the set opens")
+	}
+	writeKeys(t, path, map[string]any{"k1": one.Public(), "k2": two.Public()})
+	if _, err := a.Authenticate(token("k2", two)); err != nil {
+		t.Errorf("the new key, after a token that named an unknown one: %v", err)
+	}
+
+	a = boot(pace{refresh: time.Millisecond, unknown: time.Hour})
+	writeKeys(t, path, map[string]any{"k2": two.Public()})
+	eventually("a key that was taken away still opens", func() bool { _, err := a.Authenticate(token("k1", one)); return err != nil })
+	up.Store(false)
+	eventually("nothing in the log", func() bool { return strings.Contains(log.String(), "stays in force") })
+	if _, err := a.Authenticate(token("k2", two)); err != nil {
+		t.Errorf("the key of the set before, with the URL down: %v", err)
+	}
+	for line := range strings.Lines(log.String()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("in the log: %s", line)
+		}
+	}
+
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := New(ended, Options{Anon: true, JWKS: srv.URL}); err == nil || !strings.Contains(err.Error(), "SANDBOX_IDENTITY_JWKS=http") {
+		t.Errorf("told to end while the URL is down: %v", err)
+	}
+	if _, err := New(t.Context(), Options{Anon: true, JWKS: "http://["}); err == nil || !strings.Contains(err.Error(), "SANDBOX_IDENTITY_JWKS") {
+		t.Errorf("no URL: %v", err)
+	}
 }
 
 func writeKeys(t *testing.T, path string, keys map[string]any) {

@@ -26,7 +26,7 @@ const resolveTimeout = 30 * time.Minute
 // Engine resolves references.
 type Engine interface {
 	ResolveImage(ctx context.Context, ref string, pull bool) (engine.Image, error)
-	UseImage(ctx context.Context, id string) error
+	PlaceAgent(ctx context.Context, id string) error
 }
 
 // Verifier checks an image's signature; nil accepts every image.
@@ -109,7 +109,7 @@ func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) 
 	i.mu.Unlock()
 	if old.id != img.ID || old.at.IsZero() {
 		i.using.Lock()
-		err := i.Engine.UseImage(ctx, img.ID)
+		err := i.Engine.PlaceAgent(ctx, img.ID)
 		i.using.Unlock()
 		if err != nil {
 			return "", err

@@ -28,7 +28,10 @@ func (s *store) ResolveImage(_ context.Context, ref string, _ bool) (engine.Imag
 	return img, nil
 }
 
-func (s *store) UseImage(_ context.Context, id string) error { s.used = append(s.used, id); return nil }
+func (s *store) PlaceAgent(_ context.Context, id string) error {
+	s.used = append(s.used, id)
+	return nil
+}
 
 // A moved tag and a removed image are noticed, and a digest is verified before
 // its first use and then no more.

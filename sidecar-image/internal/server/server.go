@@ -95,7 +95,10 @@ func (s *Server) Handler() http.Handler {
 	s.Tools.Register(srv)
 	handler := func(plain bool) http.Handler {
 		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
-			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody})
+			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody,
+			// A name that was rebound to loopback brings a browser here, but not a token; a proxy on this
+			// machine brings both the token and the name that its clients use.
+			DisableLocalhostProtection: !s.Tools.Config.Anon})
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
@@ -103,11 +106,15 @@ func (s *Server) Handler() http.Handler {
 	s.outputs = rooms{newRoom(max(largeOutputs, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
 	s.answers = rooms{newRoom(max(largeAnswers, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
 	s.calls = map[string][]chan struct{}{}
+	origin := http.NewCrossOriginProtection()
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.deny(w, r, http.StatusForbidden, "origin", errors.New("a browser sent the request from another origin"))
+	}))
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.Handle("GET /readyz", s.afterBoot(http.HandlerFunc(s.readyz)))
 	mux.Handle("GET /metrics", s.afterBoot(s.Metrics.Handler()))
-	mux.Handle("/mcp", s.afterBoot(http.NewCrossOriginProtection().Handler(http.HandlerFunc(s.mcp))))
+	mux.Handle("/mcp", s.afterBoot(origin.Handler(http.HandlerFunc(s.mcp))))
 	return mux
 }
 

@@ -86,6 +86,51 @@ func answer(t *testing.T, conn net.Conn, patience time.Duration) (*http.Response
 	return resp, string(body)
 }
 
+// A proxy on this machine keeps the name that its clients use; a browser is nobody's
+// proxy, and without tokens a name that leads to loopback is all that one would need.
+func TestHostNames(t *testing.T) {
+	s, _ := serve(t, time.Minute)
+	for _, tc := range []struct {
+		anon                bool
+		host, origin, token string
+		want                int
+	}{
+		{false, "sandbox.example.test", "", main, http.StatusOK},
+		{false, "sandbox.example.test", "", "", http.StatusUnauthorized},
+		{false, "", "https://evil.example.test", main, http.StatusForbidden},
+		{true, "", "", "", http.StatusOK},
+		{true, "", "", wrong, http.StatusUnauthorized},
+		{true, "sandbox.example.test", "", "", http.StatusForbidden},
+		{true, "", "https://evil.example.test", "", http.StatusForbidden},
+	} {
+		auth, err := identity.New(t.Context(), identity.Options{Anon: tc.anon, Tokens: []identity.Token{{Name: "main", Secret: main}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Auth, s.Tools.Config.Anon = auth, tc.anon
+		srv := httptest.NewServer(s.Handler())
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+"/mcp", strings.NewReader(ping))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k, v := range map[string]string{"Content-Type": "application/json", "Origin": tc.origin, "Authorization": strings.TrimSuffix("Bearer "+tc.token, "Bearer ")} {
+			if v != "" {
+				req.Header.Set(k, v)
+			}
+		}
+		req.Host = tc.host
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != tc.want {
+			t.Errorf("%+v: %s", tc, resp.Status)
+		}
+		srv.Close()
+	}
+}
+
 // Clients that announce large bodies and send them a byte at a time take all
 // the room that there is for bodies: small requests are answered all the same,
 // and the slow ones are sent away when their time is over.

@@ -59,10 +59,6 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	if s.store, err = session.OpenStore(c.StateDir, c.Instance); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(c.StateDir, "sessions.db")); err == nil {
-		log.Warn("SANDBOX_STATE_DIR holds the sessions.db of an earlier version, which is not read: containers of its sessions (label loomcycle.managed=1, another loomcycle.instance) are left for you to remove, as is the file",
-			"instance", s.store.Instance)
-	}
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening on SANDBOX_LISTEN_ADDR: %w", err)

@@ -40,8 +40,8 @@ func TestLivenessAnswers(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var next atomic.Value
 			rt := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.EscapedPath() != "/v1/runs/a%2Fb" {
-					t.Errorf("asked for %s", r.URL)
+				if auth := r.Header.Get("Authorization"); r.URL.EscapedPath() != "/v1/runs/a%2Fb" || auth != "Bearer status-token" {
+					t.Errorf("asked for %s with %q", r.URL, auth)
 				}
 				status, rest, _ := strings.Cut(next.Load().(string), " ")
 				kind, body, _ := strings.Cut(rest, " ")
@@ -56,7 +56,7 @@ func TestLivenessAnswers(t *testing.T) {
 				_, _ = w.Write([]byte(body))
 			}))
 			defer rt.Close()
-			l := &Liveness{URL: rt.URL + "/v1/runs/{root_run_id}", Client: rt.Client()}
+			l := &Liveness{URL: rt.URL + "/v1/runs/{root_run_id}", Token: "status-token", Client: rt.Client()}
 			for i, a := range tc.answers {
 				next.Store(a)
 				l.ask(t.Context(), []string{"a/b"}, func(run string, dead bool, err error) {

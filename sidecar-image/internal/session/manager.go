@@ -194,50 +194,14 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 		}()
 		req.Spec.Workspace = held.Path
 	}
-	var w warm
-	if req.Pooled && req.Workspace == "" {
-		w, fromPool = m.takeWarm(req.Spec.Image)
-	}
 	now := m.cfg.Now()
-	describe := func(rec *Record) {
-		rec.State, rec.Principal, rec.Tenant, rec.RootRun = Opening, who.Principal, who.Tenant, who.RootRun
-		rec.Network, rec.Workspace, rec.Image = "none", req.Workspace, req.ImageName
-		if req.Spec.Egress {
-			rec.Network = "egress"
-		}
-		rec.MemMB = req.Spec.MemBytes >> 20
-		rec.Created, rec.LastUsed, rec.Deadline = now, now, now.Add(req.TTL)
-	}
-	var conn *host.Conn
-	if fromPool {
-		describe(&w.rec)
-		if conn, err = m.greet(ctx, w, req.Env); err != nil { // it died while it waited
-			m.remove(w.rec, nil)
-			fromPool = false
-		}
-	}
-	if !fromPool {
-		rec := Record{ID: NewID(), Key: rand.Text()}
-		describe(&rec)
-		select {
-		case m.openings <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		w, err = m.start(ctx, rec, req.Spec)
-		<-m.openings
-		if err != nil {
-			return nil, err
-		}
-		conn, err = m.greet(ctx, w, req.Env)
-	}
-	if err == nil {
-		w.rec.State = Open
-		if err = m.cfg.Store.Put(w.rec); err != nil {
-			conn.Close()
-		}
-	}
+	w, conn, fromPool, err := m.obtain(ctx, req, func(rec *Record) { req.describe(rec, who, now) })
 	if err != nil {
+		return nil, err
+	}
+	w.rec.State = Open
+	if err = m.cfg.Store.Put(w.rec); err != nil {
+		conn.Close()
 		m.remove(w.rec, nil)
 		return nil, err
 	}
@@ -252,6 +216,47 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 	m.watch(s, conn)
 	m.logger(s).Info("session opened", "network", s.Network, "workspace", s.Workspace, "image", s.Image, "warm", fromPool, "took", time.Since(began))
 	return s, nil
+}
+
+// describe fills in a record of what was asked for.
+func (r *Request) describe(rec *Record, who Caller, now time.Time) {
+	rec.State, rec.Principal, rec.Tenant, rec.RootRun = Opening, who.Principal, who.Tenant, who.RootRun
+	rec.Network, rec.Workspace, rec.Image = "none", r.Workspace, r.ImageName
+	if r.Spec.Egress {
+		rec.Network = "egress"
+	}
+	rec.MemMB = r.Spec.MemBytes >> 20
+	rec.Created, rec.LastUsed, rec.Deadline = now, now, now.Add(r.TTL)
+}
+
+// obtain returns a container whose agent has been greeted: a warm one, if one fits
+// and is alive, or a new one.
+func (m *Manager) obtain(ctx context.Context, req Request, describe func(*Record)) (w warm, conn *host.Conn, fromPool bool, err error) {
+	if req.Pooled && req.Workspace == "" {
+		if w, fromPool = m.takeWarm(req.Spec.Image); fromPool {
+			describe(&w.rec)
+			if conn, err = m.greet(ctx, w, req.Env); err == nil {
+				return w, conn, true, nil
+			}
+			m.remove(w.rec, nil) // it died while it waited
+		}
+	}
+	rec := Record{ID: NewID(), Key: rand.Text()}
+	describe(&rec)
+	select {
+	case m.openings <- struct{}{}:
+	case <-ctx.Done():
+		return warm{}, nil, false, ctx.Err()
+	}
+	w, err = m.start(ctx, rec, req.Spec)
+	<-m.openings
+	if err != nil {
+		return warm{}, nil, false, err
+	}
+	if conn, err = m.greet(ctx, w, req.Env); err != nil {
+		m.remove(w.rec, nil)
+	}
+	return w, conn, false, err
 }
 
 func (m *Manager) takeWorkspace(ctx context.Context, principal, name string) (*workspace.Held, error) {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // State of a record. A record is written before its container exists and goes
@@ -96,7 +98,7 @@ func OpenStore(dir, instance string) (_ *Store, err error) {
 	id, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		id = []byte(strings.ToLower(rand.Text()))
-		err = replace(name, id, time.Now(), true)
+		err = atomicfile.Write(name, id, 0o600)
 	}
 	if err == nil && len(id) == 0 {
 		err = fmt.Errorf("%s is empty", name)
@@ -111,42 +113,35 @@ func OpenStore(dir, instance string) (_ *Store, err error) {
 // Close lets another have the records.
 func (s *Store) Close() { s.lock.Close() }
 
-// replace writes a file whole or not at all.
-func replace(name string, content []byte, modified time.Time, sync bool) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(name), ".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(content)
-	if err == nil && sync {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err = os.Chtimes(f.Name(), modified, modified); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
-}
-
 func (s *Store) file(id string) string { return filepath.Join(s.dir, id+recordSuffix) }
 
-// Put writes a record.
+// Put writes a record: whole or not at all, and with the time of its last use. Power
+// that is cut may lose it, as it does the session.
 func (s *Store) Put(r Record) error {
 	b, err := json.Marshal(r)
 	if err == nil {
-		err = replace(s.file(r.ID), b, r.LastUsed, false)
+		err = s.replace(s.file(r.ID), b, r.LastUsed)
 	}
 	if err != nil {
 		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", err)
 	}
 	return nil
+}
+
+func (s *Store) replace(name string, content []byte, modified time.Time) error {
+	f, err := os.CreateTemp(s.dir, ".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // fails harmlessly once renamed
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Chtimes(f.Name(), modified, modified); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
 }
 
 // Touch writes when a session was last used.

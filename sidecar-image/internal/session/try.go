@@ -52,7 +52,7 @@ func Try(ctx context.Context, e Engine, instance string, spec engine.Spec) error
 		return err
 	}
 	if exit.Code != 0 {
-		return fmt.Errorf("/work or /tmp is not writable for the session (exit %d, %q): runc before 1.2 gives a tmpfs the mode of the image's directory, so /work has to be mode 0777 in the session image", exit.Code, out.Bytes(host.Both, ""))
+		return fmt.Errorf("/work or /tmp is not writable for the session (exit %d, %q): runc before 1.1.8 gives a tmpfs the mode of the image's directory, so /work has to have mode 1777 in the session image", exit.Code, out.Bytes(host.Both, ""))
 	}
 	return limited(ctx, conn, spec.MemBytes)
 }

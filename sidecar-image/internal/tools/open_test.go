@@ -40,3 +40,16 @@ func TestOpenWithoutImage(t *testing.T) {
 		time.Sleep(time.Hour) // the pull's own time
 	})
 }
+
+// A wrong image's refusal names those that there are, the default too.
+func TestImageNames(t *testing.T) {
+	for list, want := range map[string]string{"": "allowed: default", "b=registry.example/b,a=registry.example/a": "allowed: a, b, default"} {
+		c, err := config.Load(func(name string) string { return map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_IMAGES": list}[name] })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := (&Tools{Config: c}).spec(t.Context(), openIn{Image: "x"}, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("of %q: %v", list, err)
+		}
+	}
+}

@@ -3,6 +3,9 @@ package tools
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
@@ -40,6 +43,13 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 func (t *Tools) DefaultSpec(ctx context.Context) (engine.Spec, error) {
 	spec, _, err := t.spec(ctx, openIn{}, nil)
 	return spec, err
+}
+
+// imageNames is what sandbox_open may be asked for.
+func (t *Tools) imageNames() []string {
+	names := slices.AppendSeq([]string{"default"}, maps.Keys(t.Config.Images))
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engine.Spec, ttl time.Duration, err error) {
@@ -87,7 +97,7 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 	if in.Image != "" && in.Image != "default" {
 		var ok bool
 		if ref, ok = c.Images[in.Image]; !ok {
-			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES)", in.Image)
+			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES); allowed: %s", in.Image, strings.Join(t.imageNames(), ", "))
 		}
 	}
 	if spec.Image, err = t.Image(ctx, ref); err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -90,9 +89,8 @@ type call struct {
 	who  session.Caller
 	req  *mcp.CallToolRequest
 	http *Request
-	log  *slog.Logger
 
-	session string // once the tool has one, for its span
+	session string // once the tool has one, for its span and its line in the log
 }
 
 // get returns the caller's session.
@@ -145,18 +143,20 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 			}
 		}(ctx.Done())
 		ctx, end := t.Tracing.Call(ctx, req.Extra.Header, tool.Name, r.Who.Principal, r.Who.RootRun)
-		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r, log: t.Log.With("tool", tool.Name, "principal", r.Who.Principal, "run", r.Who.RootRun)}
+		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r}
 		got, out, err := run(ctx, c, args)
-		end(c.session, kindOf(got, err))
+		kind := kindOf(got, err)
+		end(c.session, kind)
 		if r.Release != nil {
 			r.in = nil
 			r.Release()
 		}
+		log := t.Log.With("tool", tool.Name, "session", c.session, "principal", r.Who.Principal, "run", r.Who.RootRun, "kind", kind, "took", time.Since(began))
 		if err != nil {
-			c.log.Info("call failed", "took", time.Since(began), "error", loggable(err))
+			log.Info("call failed", "error", loggable(err))
 			return nil, out, err
 		}
-		c.log.Debug("call", "took", time.Since(began))
+		log.Debug("call")
 		res = &mcp.CallToolResult{}
 		if got != nil {
 			res.Content = []mcp.Content{&mcp.TextContent{Text: r.park(got.text)}}
@@ -178,7 +178,7 @@ func loggable(err error) string {
 	return err.Error()
 }
 
-// kindOf names a call's failure for its span, without a word of the caller's.
+// kindOf names a call's failure for its span and the log, without a word of the caller's.
 func kindOf(got *result, err error) string {
 	var w *wrongArgument
 	switch {
@@ -209,12 +209,7 @@ func (t *Tools) Register(s *mcp.Server) {
 		func(in *jsonschema.Schema) {
 			enum(in, "network", "none", "egress")
 			if len(t.Config.Images) > 0 {
-				names := []string{"default"}
-				for n := range t.Config.Images {
-					names = append(names, n)
-				}
-				slices.Sort(names)
-				enum(in, "image", names...)
+				enum(in, "image", t.imageNames()...)
 			}
 		}, open)
 	add(t, s, &mcp.Tool{Name: "sandbox_exec", Title: "Run a command",

@@ -50,87 +50,115 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	for _, long := range []*string{&in.Command, &in.Stdin} {
-		if *long, err = c.http.value(*long); err != nil {
-			return nil, out, err
-		}
-	}
-	for k, v := range in.Env {
-		if in.Env[k], err = c.http.value(v); err != nil {
-			return nil, out, err
-		}
-	}
-	if strings.TrimSpace(in.Command) == "" {
-		return nil, out, fieldError("command", "is empty; it has to be a bash command")
-	}
-	m := wire.Exec{Command: in.Command, Env: in.Env}
-	seconds, err := clamp(&out.Notes, "timeout_seconds", in.Timeout, c.Config.Timeout.Seconds(), 0.001, c.Config.MaxTimeout.Seconds())
+	m, stdin, err := c.command(in, &out.Notes)
 	if err != nil {
 		return nil, out, err
-	}
-	m.Timeout = time.Duration(seconds * float64(time.Second))
-	limit, err := clamp(&out.Notes, "max_output_bytes", in.MaxOutput, c.Config.Output.Default, 1, c.Config.Output.Max)
-	if err != nil {
-		return nil, out, err
-	}
-	m.MaxOutput = int(limit)
-	size := 0
-	for k, v := range in.Env {
-		size += len(k) + len(v)
-		if !envName.MatchString(k) || strings.IndexByte(v, 0) >= 0 || len(in.Env) > 256 || size > 256<<10 {
-			return nil, out, fieldError("env", "names are letters, digits and _, values hold no NUL, at most 256 of them and 256 KiB")
-		}
-	}
-	var stdin io.Reader
-	if in.Stdin != "" {
-		stdin = strings.NewReader(in.Stdin)
 	}
 	used, err := s.Use()
 	if err != nil {
 		return nil, out, err
 	}
 	defer used()
-	conn, err := s.Conn(ctx)
-	if err != nil {
-		return nil, out, err
-	}
-	ended, err := c.http.Run(ctx, limit)
+	got, exit, ended, err := c.runIn(ctx, s, m, stdin)
 	if err != nil {
 		return nil, out, err
 	}
 	defer ended(0)
-	guarded, stop, err := s.Guard(ctx, m.Timeout)
-	if err != nil {
-		return nil, out, err
-	}
-	began := time.Now()
-	live := make(chan *host.Output, 1)
-	done := make(chan struct{})
-	token := c.req.Params.GetProgressToken()
-	if token != nil && !c.http.JSON {
-		go c.progress(ctx, token, began, live, done)
-	}
-	got, exit, err := conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
-	close(done)
-	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil {
-		err = over // whatever the connection's end made of it
-	}
-	stop()
-	if err != nil {
-		return nil, out, explain(s, err, "")
-	}
 	made, err := c.http.Hold(ctx, ofOutput(int64(got.Len())))
 	if err != nil {
 		return nil, out, fmt.Errorf("the command has ended (exit code %d), but its output is lost: %w", exit.Code, err)
 	}
 	kept := 0
 	defer func() { made(int64(kept)) }()
+	r := &result{isErr: exit.TimedOut || exit.Code != 0}
+	r.text, kept = c.render(&out, got, exit, m.Timeout, s.MemMB, s.Quota(ctx))
+	return r, out, nil
+}
+
+// command checks what is to be run.
+func (c *call) command(in execIn, notes *[]string) (m wire.Exec, stdin io.Reader, err error) {
+	for _, long := range []*string{&in.Command, &in.Stdin} {
+		if *long, err = c.http.value(*long); err != nil {
+			return m, nil, err
+		}
+	}
+	for k, v := range in.Env {
+		if in.Env[k], err = c.http.value(v); err != nil {
+			return m, nil, err
+		}
+	}
+	if strings.TrimSpace(in.Command) == "" {
+		return m, nil, fieldError("command", "is empty; it has to be a bash command")
+	}
+	m = wire.Exec{Command: in.Command, Env: in.Env, Live: c.req.Params.GetProgressToken() != nil && !c.http.JSON}
+	seconds, err := clamp(notes, "timeout_seconds", in.Timeout, c.Config.Timeout.Seconds(), 0.001, c.Config.MaxTimeout.Seconds())
+	if err != nil {
+		return m, nil, err
+	}
+	m.Timeout = time.Duration(seconds * float64(time.Second))
+	limit, err := clamp(notes, "max_output_bytes", in.MaxOutput, c.Config.Output.Default, 1, c.Config.Output.Max)
+	if err != nil {
+		return m, nil, err
+	}
+	m.MaxOutput = int(limit)
+	size := 0
+	for k, v := range in.Env {
+		size += len(k) + len(v)
+		if !envName.MatchString(k) || strings.IndexByte(v, 0) >= 0 || len(in.Env) > 256 || size > 256<<10 {
+			return m, nil, fieldError("env", "names are letters, digits and _, values hold no NUL, at most 256 of them and 256 KiB")
+		}
+	}
+	if in.Stdin != "" {
+		stdin = strings.NewReader(in.Stdin)
+	}
+	return m, stdin, nil
+}
+
+// runIn runs a command in a session that is in use, with progress for a client that
+// asked. ended gives back the room of its output.
+func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin io.Reader) (got *host.Output, exit wire.Exit, ended func(int64), err error) {
+	conn, err := s.Conn(ctx)
+	if err != nil {
+		return nil, exit, nil, err
+	}
+	free, err := c.http.Run(ctx, int64(m.MaxOutput))
+	if err != nil {
+		return nil, exit, nil, err
+	}
+	defer func() {
+		if err != nil {
+			free(0)
+		}
+	}()
+	guarded, stop, err := s.Guard(ctx, m.Timeout)
+	if err != nil {
+		return nil, exit, nil, err
+	}
+	live := make(chan *host.Output, 1)
+	done := make(chan struct{})
+	if m.Live {
+		go c.progress(ctx, time.Now(), live, done)
+	}
+	got, exit, err = conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
+	close(done)
+	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil {
+		err = over // whatever the connection's end made of it
+	}
+	stop()
+	if err != nil {
+		return nil, exit, nil, explain(s, err, "")
+	}
+	return got, exit, free, nil
+}
+
+// render fills in what a command did, and makes the text of it. quota is what the
+// workspace has to say. kept is what both take, in bytes.
+func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, kept int) {
 	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
-	out.ExitCode, out.Signal, out.OOM, out.TimedOut = exit.Code, exit.Signal, exit.OOM, exit.TimedOut
+	out.ExitCode, out.Signal, out.OOM, out.TimedOut, out.PeakMemory = exit.Code, exit.Signal, exit.OOM, exit.TimedOut, exit.PeakMemory
+	out.DurationMS, out.Truncated, out.Dropped = exit.Duration.Milliseconds(), exit.Dropped > 0, exit.Dropped
 	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
 	out.Stdout, out.Stderr = c.http.park(stdout), c.http.park(stderr)
-	out.DurationMS, out.PeakMemory = time.Since(began).Milliseconds(), exit.PeakMemory
-	out.Truncated, out.Dropped = exit.Dropped > 0, exit.Dropped
 
 	var b strings.Builder
 	both := text(got.Bytes(host.Both, gap))
@@ -145,24 +173,22 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	if out.Truncated {
 		line("[output truncated: %d of %d bytes left out of the middle]", exit.Dropped, exit.StdoutBytes+exit.StderrBytes)
 	}
+	if quota != nil {
+		out.Notes = append(out.Notes, quota.Error())
+	}
 	for _, n := range out.Notes {
 		line("[note: %s]", n)
 	}
-	if err := s.Quota(ctx); err != nil {
-		out.Notes = append(out.Notes, err.Error())
-		line("[note: %s]", err)
-	}
 	if exit.OOM {
-		line("[out of memory: a process was killed at the session's limit of %d MiB]", s.MemMB)
+		line("[out of memory: a process was killed at the session's limit of %d MiB]", memMB)
 	}
 	switch {
 	case exit.TimedOut:
-		line("[timed out after %s]", m.Timeout)
+		line("[timed out after %s]", timeout)
 	case exit.Code != 0:
 		line("[exit: %d]", exit.Code)
 	}
-	kept = len(stdout) + len(stderr) + b.Len()
-	return &result{b.String(), exit.TimedOut || exit.Code != 0}, out, nil
+	return b.String(), len(stdout) + len(stderr) + b.Len()
 }
 
 // text makes output fit for JSON. It takes b over.
@@ -171,17 +197,17 @@ func text(b []byte) string {
 }
 
 const (
-	progressEvery = time.Second
-	progressMax   = 16 << 10
+	progressEvery = wire.LiveEvery
+	progressMax   = wire.MaxLive
 	progressQuiet = 15 // ticks after which an unchanged output is reported too
 )
 
 // progress tells a client that asked for it what a long command has written.
-func (c *call) progress(ctx context.Context, token any, began time.Time, live <-chan *host.Output, done <-chan struct{}) {
+func (c *call) progress(ctx context.Context, began time.Time, live <-chan *host.Output, done <-chan struct{}) {
 	t := time.NewTicker(progressEvery)
 	defer t.Stop()
 	var o *host.Output
-	last, silent := -1, 0
+	last, silent := ^uint64(0), 0
 	for {
 		select {
 		case o = <-live:
@@ -198,7 +224,7 @@ func (c *call) progress(ctx context.Context, token any, began time.Time, live <-
 				continue
 			}
 			last, silent = n, 0
-			err := c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: time.Since(began).Seconds(), Message: text(b)})
+			err := c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: c.req.Params.GetProgressToken(), Progress: time.Since(began).Seconds(), Message: text(b)})
 			if err != nil {
 				return
 			}

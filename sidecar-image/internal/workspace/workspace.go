@@ -275,7 +275,8 @@ func (w *walk) skip(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission) && !w.emptying:
 		w.unread++
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP): // gone, or another thing by now
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENAMETOOLONG): // gone, or another thing by now
+	case !errors.Is(err, fs.ErrClosed) && !errors.As(err, new(syscall.Errno)): // not of the kernel but of os.Root: a link out by now
 	default:
 		return err
 	}

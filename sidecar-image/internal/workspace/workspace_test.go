@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,9 +9,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func root(t *testing.T, quota int64) (*Root, string) {
@@ -140,6 +144,79 @@ func TestHostileTrees(t *testing.T) {
 	}
 	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 5 {
 		t.Errorf("pruned %+v, %v", pruned, err)
+	}
+}
+
+// A session swaps directories, at three depths, for links out of its workspace and to
+// no possible name, as fast as it can: the walk and Prune never go through one, and to
+// the walk, which the quota hangs on, it is no error.
+func TestSwappedLinks(t *testing.T) {
+	r, dir := root(t, 0)
+	outside := filepath.Join(t.TempDir(), "outside")
+	const kept = 100
+	for i := range kept {
+		if err := os.MkdirAll(filepath.Join(outside, "in", fmt.Sprint(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	met := map[bool]int{}
+	for range 8 {
+		h, err := r.Take("p", "ws")
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "p", "ws")
+		for i := range 10 {
+			if err := os.MkdirAll(filepath.Join(path, "x", "in", fmt.Sprint(i)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for link, to := range map[string]string{filepath.Join(path, "y"): outside, filepath.Join(path, "x", "out"): filepath.Join(outside, "in"), filepath.Join(path, "x", "in", "long"): strings.Repeat("n", 300)} {
+			if err := os.Symlink(to, link); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var swaps sync.WaitGroup
+		for _, in := range []struct{ dir, one, other string }{{"x/in", "0", "long"}, {"x", "in", "out"}, {".", "x", "y"}} {
+			d, err := os.Open(filepath.Join(path, in.dir)) // held: by path it might soon be the outer link's
+			if err != nil {
+				t.Fatal(err)
+			}
+			swaps.Go(func() {
+				defer d.Close()
+				for ctx.Err() == nil {
+					_ = unix.Renameat2(int(d.Fd()), in.one, int(d.Fd()), in.other, unix.RENAME_EXCHANGE)
+				}
+			})
+		}
+		for range 50 {
+			used, err := h.Usage()
+			if err != nil || used > 60*MinEntry { // all of it twice over
+				t.Errorf("usage %d, %v", used, err)
+			}
+			met[used > 10*MinEntry]++
+		}
+		h.Close()
+		// RemoveAll may find another thing than it saw, and says so: then it is tried again.
+		for try := 0; ; try++ {
+			pruned, err := r.Prune(time.Now().Add(time.Hour), false)
+			if err == nil && len(pruned) == 1 {
+				break
+			}
+			if try == 100 {
+				t.Fatalf("pruned %v, %v", pruned, err)
+			}
+		}
+		cancel()
+		swaps.Wait()
+	}
+	t.Logf("the whole tree was seen and not: %v", met)
+	if met[true] == 0 || met[false] == 0 {
+		t.Error("they did not change places under the walk")
+	}
+	if left, err := os.ReadDir(filepath.Join(outside, "in")); err != nil || len(left) != kept {
+		t.Errorf("%d of %d entries are left outside, %v", len(left), kept, err)
 	}
 }
 

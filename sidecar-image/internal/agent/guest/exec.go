@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"slices"
@@ -33,9 +35,37 @@ func (c *conn) exec(stream uint32, o *op, m wire.Exec) {
 	c.finish(stream, o, wire.TDone, exit)
 }
 
+// command is a bash that runs.
+type command struct {
+	pid   int
+	id    uint64
+	done  <-chan waited
+	out   *collector
+	pipes chan struct{} // one for each that has been read to its end
+	began time.Time
+	oom   int64 // kills before it
+}
+
 func (c *conn) run(stream uint32, o *op, m wire.Exec) (wire.Exit, *wire.Error) {
-	bad := func(code, format string, args ...any) (wire.Exit, *wire.Error) {
-		return wire.Exit{}, &wire.Error{Code: code, Message: fmt.Sprintf(format, args...)}
+	cmd, err := c.start(stream, o, m)
+	if err != nil {
+		return wire.Exit{}, err
+	}
+	over := make(chan struct{})
+	var live sync.WaitGroup
+	if m.Live {
+		live.Go(func() { c.live(stream, cmd.out, over) })
+	}
+	exit := c.await(cmd, o, m.Timeout)
+	close(over)
+	live.Wait() // nothing may follow the outcome: the stream's number is free then
+	cmd.out.close(&exit)
+	return exit, nil
+}
+
+func (c *conn) start(stream uint32, o *op, m wire.Exec) (*command, *wire.Error) {
+	bad := func(code, format string, args ...any) (*command, *wire.Error) {
+		return nil, &wire.Error{Code: code, Message: fmt.Sprintf(format, args...)}
 	}
 	if len(m.Command) >= maxArg {
 		return bad(wire.CodeBad, "command has %d bytes, Linux allows %d in one argument; write it to a file and run that", len(m.Command), maxArg-1)
@@ -49,8 +79,7 @@ func (c *conn) run(stream uint32, o *op, m wire.Exec) (wire.Exit, *wire.Error) {
 	}
 	outR, outW, err := os.Pipe()
 	if err != nil {
-		in.Close()
-		inW.Close()
+		closeAll(in, inW)
 		return bad(wire.CodeFailed, "making a pipe: %v", err)
 	}
 	errR, errW, err := os.Pipe()
@@ -58,9 +87,8 @@ func (c *conn) run(stream uint32, o *op, m wire.Exec) (wire.Exit, *wire.Error) {
 		closeAll(in, inW, outR, outW)
 		return bad(wire.CodeFailed, "making a pipe: %v", err)
 	}
-	oom := oomKills()
-	began := time.Now()
-	pid, id, done, err := c.a.procs.start(c.a.shell, []string{"bash", "-c", m.Command}, &syscall.ProcAttr{
+	cmd := &command{oom: oomKills(), began: time.Now(), pipes: make(chan struct{}, 2)}
+	cmd.pid, cmd.id, cmd.done, err = c.a.procs.start(c.a.shell, []string{"bash", "-c", m.Command}, &syscall.ProcAttr{
 		Dir: c.a.dir, Env: c.environ(m.Env),
 		// Fd also makes our copy of the child's ends blocking, as commands expect.
 		Files: []uintptr{in.Fd(), outW.Fd(), errW.Fd()},
@@ -75,61 +103,82 @@ func (c *conn) run(stream uint32, o *op, m wire.Exec) (wire.Exit, *wire.Error) {
 		}
 		return bad(code, "starting bash: %v%s", err, hint)
 	}
-	out := newCollector(m.MaxOutput, func(ch wire.Channel, b []byte) bool { return c.output(stream, o, ch, b) })
-	pipes := make(chan struct{}, 2)
+	cmd.out = newCollector(m.MaxOutput, func(ch wire.Channel, b []byte) bool { return c.output(stream, o, ch, b) })
 	stdout := newSource(outR, wire.Stdout, nil)
 	for _, src := range []*source{stdout, newSource(errR, wire.Stderr, stdout)} {
-		go func() { c.a.drain(src, out); pipes <- struct{}{} }()
+		go func() { c.a.drain(src, cmd.out); cmd.pipes <- struct{}{} }()
 	}
 	if m.Stdin {
 		go c.feed(stream, o, inW)
 	}
+	return cmd, nil
+}
 
-	var exit wire.Exit
+// await waits until a command and its output have ended, or ends it.
+func (c *conn) await(cmd *command, o *op, limit time.Duration) (exit wire.Exit) {
 	var timeout <-chan time.Time
-	if m.Timeout > 0 {
-		t := time.NewTimer(m.Timeout)
+	if limit > 0 {
+		t := time.NewTimer(limit)
 		defer t.Stop()
 		timeout = t.C
 	}
 	var w waited
 	select {
-	case w = <-done:
+	case w = <-cmd.done:
 	case <-timeout:
 		exit.TimedOut = true
 	case <-o.ctx.Done():
 		exit.Cancelled = true
 	}
-	open := 2
 	if exit.TimedOut || exit.Cancelled {
-		c.a.procs.kill(id, pid, killLimit)
+		c.a.procs.kill(cmd.id, cmd.pid, killLimit)
 		select {
-		case w = <-done:
+		case w = <-cmd.done:
 		case <-time.After(killLimit): // stuck in the kernel; it is dead to us
 		}
 	}
-	for limit := time.After(quietMax); open > 0; {
+	for open, limit := 2, time.After(quietMax); open > 0; {
 		select {
-		case <-pipes:
+		case <-cmd.pipes:
 			open--
 			continue
-		case <-out.active:
+		case <-cmd.out.active:
 			continue
 		case <-time.After(quiet):
 		case <-limit:
 		}
 		break
 	}
-	exit.Duration = time.Since(began)
+	exit.Duration = time.Since(cmd.began)
 	exit.PeakMemory = w.maxRSS
 	exit.Code = w.status.ExitStatus()
 	if w.status.Signaled() {
 		exit.Code = 128 + int(w.status.Signal())
 		exit.Signal = unix.SignalName(w.status.Signal())
 	}
-	exit.OOM = oomKills() > oom
-	out.close(&exit)
-	return exit, nil
+	exit.OOM = oomKills() > cmd.oom
+	return exit
+}
+
+// live tells what has been written of which nothing else is sent before the end.
+func (c *conn) live(stream uint32, out *collector, over <-chan struct{}) {
+	t := time.NewTicker(wire.LiveEvery)
+	defer t.Stop()
+	for told := int64(0); ; {
+		select {
+		case <-over:
+			return
+		case <-t.C:
+		}
+		n, last := out.live()
+		if len(last) == 0 || n == told {
+			continue
+		}
+		told = n
+		if c.w.Write(wire.TLive, stream, binary.BigEndian.AppendUint64(nil, uint64(n)), last) != nil {
+			return
+		}
+	}
 }
 
 func closeAll(fs ...*os.File) {
@@ -318,6 +367,13 @@ func (c *collector) add(ch wire.Channel, b []byte) bool {
 	default:
 	}
 	return true
+}
+
+// live returns how much was written, and the last of the tail so far.
+func (c *collector) live() (int64, []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes[0] + c.bytes[1], bytes.Clone(c.tail.buf[max(c.tail.start, len(c.tail.buf)-wire.MaxLive):])
 }
 
 // close sends the tail and completes the exit.

@@ -43,6 +43,9 @@ func TestCollector(t *testing.T) {
 	for i := range 20 {
 		c.add(wire.Channel(1+i/10), fmt.Append(nil, i%10))
 	}
+	if n, last := c.live(); n != 20 || string(last) != "56789" {
+		t.Errorf("so far %q of %d", last, n)
+	}
 	var e wire.Exit
 	c.close(&e)
 	if e.Dropped != 10 || e.StdoutBytes != 10 || e.StderrBytes != 10 {

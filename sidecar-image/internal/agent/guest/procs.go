@@ -22,7 +22,9 @@ import (
 // Linux 2.4 (getrlimit(2)), so it serves as a mark: each exec is started with
 // one byte less of it than the exec before, and prlimit(2) reads it back. A
 // process that lowers its own mark takes one of a later exec, or one that was
-// never given out; the latter dies with whichever exec is killed first.
+// never given out; the latter dies with whichever exec is killed first. The former
+// lives as long as that exec's own: who wants to have processes left behind could
+// start them there as well.
 //
 // It may lower the agent's limit too (prlimit(2) asks for the same uid and no
 // more), and so take the marks away. From then on nobody can say which exec a

@@ -6,6 +6,7 @@ package host
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,9 +37,8 @@ var ErrLost = errors.New("the connection to the session's agent was lost")
 
 // Conn is a connection to one agent. Safe for concurrent use.
 type Conn struct {
-	rw    io.ReadWriteCloser
-	w     *wire.Writer
-	Agent string // the agent's build
+	rw io.ReadWriteCloser
+	w  *wire.Writer
 
 	mu      sync.Mutex
 	streams map[uint32]*stream
@@ -104,7 +104,6 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser, key string, env map[string
 		}
 		return nil, err
 	}
-	c.Agent = printable(h.Agent, 64)
 	go c.loop(r)
 	return c, nil
 }
@@ -171,7 +170,7 @@ func (c *Conn) handle(f wire.Frame) error {
 	switch f.Type {
 	case wire.TPing:
 		return nil
-	case wire.TDone, wire.TError, wire.TData, wire.TOutput, wire.TGrant:
+	case wire.TDone, wire.TError, wire.TData, wire.TOutput, wire.TGrant, wire.TLive:
 	default:
 		return fmt.Errorf("frame of type %d is not for the sidecar", f.Type)
 	}
@@ -274,6 +273,9 @@ type Output struct {
 	runs    []outputRun
 	tail    int // runs before the gap
 	Dropped int64
+
+	written uint64 // that the agent last told of, most of which it keeps until the end
+	latest  []byte // the last of that
 }
 
 // outputRun is a run of bytes of one stream: twice their number, and 1 for
@@ -292,13 +294,31 @@ func (o *Output) Len() int {
 	return len(o.buf)
 }
 
-// Live returns the last of the bytes that have arrived so far, most at most, and
-// how many there are.
-func (o *Output) Live(most int) ([]byte, int) {
+// Live returns the last of the bytes that were written so far, most at most, and
+// how many there are, as far as the agent has told.
+func (o *Output) Live(most int) ([]byte, uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n := len(o.buf)
-	return bytes.Clone(o.buf[max(0, n-most):]), n
+	b, n := o.buf, uint64(len(o.buf))
+	if o.written > n {
+		n = o.written
+		if gap := n - uint64(len(o.buf)); gap == uint64(len(o.latest)) {
+			b = slices.Concat(b[max(0, len(b)-most):], o.latest)
+		} else {
+			b = o.latest
+		}
+	}
+	return bytes.Clone(b[max(0, len(b)-most):]), n
+}
+
+func (o *Output) live(p []byte) error {
+	if len(p) < 8 {
+		return errors.New("live frame without a number")
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.written, o.latest = binary.BigEndian.Uint64(p), append(o.latest[:0], p[8:]...)
+	return nil
 }
 
 func (o *Output) add(f wire.Frame, limit int) error {
@@ -383,7 +403,13 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 	var id uint32
 	var got int
 	id, s, err := c.open(func(f wire.Frame) error {
-		if f.Type != wire.TOutput {
+		switch f.Type {
+		case wire.TLive:
+			if !m.Live {
+				return errors.New("a live frame that nobody asked for")
+			}
+			return out.live(f.Payload)
+		case wire.TData:
 			return errors.New("file content in an exec's answer")
 		}
 		if err := out.add(f, m.MaxOutput); err != nil {

@@ -65,6 +65,7 @@ func TestHostileAgent(t *testing.T) {
 			_ = w.Write(wire.TOutput, id, output(wire.StdoutTail, "x"))
 			_ = w.Write(wire.TOutput, id, output(wire.Stdout, "x"))
 		},
+		"a live frame":          func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TLive, id, make([]byte, 9)) },
 		"file data":             func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TData, id, []byte("x")) },
 		"an outcome of garbage": func(w *wire.Writer, id uint32, _ net.Conn) { _ = w.Write(wire.TDone, id, []byte("[1]")) },
 		"an endless grant": func(w *wire.Writer, id uint32, _ net.Conn) {
@@ -181,6 +182,45 @@ func TestOutput(t *testing.T) {
 	_ = headOnly.add(wire.Frame{Payload: output(wire.Stdout, "a")}, 100)
 	if got := string(headOnly.Bytes(Both, "|")); got != "a|" {
 		t.Errorf("a cut without a tail: %q", got)
+	}
+}
+
+// What a call tells while it runs: the end of all that was written, as far as it is known.
+func TestLive(t *testing.T) {
+	live := func(n uint64, last string) []byte { return append(binary.BigEndian.AppendUint64(nil, n), last...) }
+	for _, tc := range []struct {
+		head string
+		live [][]byte
+		want string
+		n    uint64
+	}{
+		{"", nil, "", 0},
+		{"head", nil, "head", 4},
+		{"head and more", nil, "and more", 13},
+		{"head", [][]byte{live(7, "abc")}, "headabc", 7},
+		{"head", [][]byte{live(7, "abc"), live(11, "abcdefg")}, "eadabcdefg"[2:], 11},
+		{"head", [][]byte{live(7, "abc"), live(99, "xyz")}, "xyz", 99},
+		{"", [][]byte{live(5, "y")}, "y", 5},
+		{"head", [][]byte{live(1<<64-1, "x")}, "x", 1<<64 - 1},
+		{"head", [][]byte{live(0, "x")}, "head", 4},
+	} {
+		o := &Output{tail: -1}
+		if tc.head != "" {
+			if err := o.add(wire.Frame{Payload: output(wire.Stdout, tc.head)}, 100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range tc.live {
+			if err := o.live(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, n := o.Live(8); string(got) != tc.want || n != tc.n {
+			t.Errorf("%q and %q: %q of %d, want %q of %d", tc.head, tc.live, got, n, tc.want, tc.n)
+		}
+	}
+	if err := new(Output).live([]byte("1234567")); err == nil {
+		t.Error("a frame without a whole number is taken")
 	}
 }
 

@@ -21,6 +21,10 @@ const (
 	MaxPayload = 1 << 20
 	// MaxData bounds the payload of a data frame in bytes.
 	MaxData = 32 << 10
+	// MaxLive bounds the output in a live frame in bytes.
+	MaxLive = 16 << 10
+	// LiveEvery is how often an exec that asks for them sends one.
+	LiveEvery = time.Second
 	// Window is how many data bytes may be under way on a stream before the
 	// receiver grants more.
 	Window = 256 << 10
@@ -52,6 +56,7 @@ const (
 	TDone     Type = 11 // to the sidecar: the operation's outcome (Exit, File) ends the stream
 	TError    Type = 12 // to the sidecar: Error ends the stream
 	TGrant    Type = 13 // both ways: uint32, more data bytes allowed on the stream
+	TLive     Type = 14 // to the sidecar: uint64, bytes written so far; then the last of them
 )
 
 // Channel says where output came from; the tail is what was kept from the end
@@ -83,6 +88,7 @@ type Exec struct {
 	Timeout   time.Duration     `json:"timeout_ns"`
 	MaxOutput int               `json:"max_output"` // bytes of stdout and stderr together
 	Stdin     bool              `json:"stdin,omitempty"`
+	Live      bool              `json:"live,omitempty"` // send live frames
 }
 
 // Exit is how an Exec ended.
@@ -177,6 +183,8 @@ func (r *Reader) Read() (Frame, error) {
 		max = MaxData
 	case TOutput:
 		max = MaxData + 1
+	case TLive:
+		max = 8 + MaxLive
 	case TCancel, TShutdown, TEnd:
 		max = 0
 	case TGrant, TPing:

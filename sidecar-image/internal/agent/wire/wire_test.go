@@ -47,6 +47,7 @@ func TestBounds(t *testing.T) {
 		"too large":            frame(MaxPayload+1, TExec, ""),
 		"largest number":       frame(1<<32-1, TExec, ""),
 		"large data":           frame(MaxData+1, TData, ""),
+		"large live":           frame(8+MaxLive+1, TLive, ""),
 		"cancel with payload":  frame(1, TCancel, "x"),
 		"grant too long":       frame(9, TGrant, "123456789"),
 		"unknown type":         frame(0, 99, ""),

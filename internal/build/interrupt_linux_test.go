@@ -1,0 +1,112 @@
+package build
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+)
+
+// Ctrl-C while a step runs: the program that people run ends within two seconds,
+// says why, and leaves neither files nor the step. The step is a compiler that
+// waits for a module.
+func TestInterrupt(t *testing.T) {
+	machine, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(lock.Source{Kind: lock.KindGo, Path: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, gone := make(chan struct{}, 100), make(chan struct{}, 100)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/example.test/never/") {
+			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
+			return
+		}
+		asked <- struct{}{}
+		<-r.Context().Done()
+		gone <- struct{}{}
+	}))
+	defer proxy.Close()
+	source, checkout := t.TempDir(), filepath.Join(t.TempDir(), "checkout")
+	sum := "h1:" + strings.Repeat("A", 43) + "="
+	for name, text := range map[string]string{
+		"go.mod":                "module example.org/loomcycle\n\ngo 1.24\n\nrequire example.test/never v1.0.0\n",
+		"go.sum":                "example.test/never v1.0.0 " + sum + "\nexample.test/never v1.0.0/go.mod " + sum + "\n",
+		"cmd/loomcycle/main.go": "package main\n\nimport _ \"example.test/never\"\n\nfunc main() {}\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(source, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A checkout of its own: this one's dist may be in use.
+	if out, err := exec.Command("git", "clone", "-q", repo, checkout).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cached := t.TempDir()
+	interrupt := func() time.Duration {
+		t.Helper()
+		for len(asked)+len(gone) > 0 { // what the try before left
+			select {
+			case <-asked:
+			case <-gone:
+			}
+		}
+		cmd := exec.Command("go", "run", "mage.go", "images:build", "loomcycle")
+		cmd.Dir = checkout
+		cmd.Env = append(os.Environ(), "GOPROXY="+proxy.URL, "LOOMCYCLE_SOURCE=dir:"+source, "MAGEFILE_CACHE="+cached)
+		var out syncbuf.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		late := time.AfterFunc(10*time.Minute, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		defer late.Stop()
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended before the step ran: %v\n%s", err, &out)
+		case <-asked:
+		}
+		start := time.Now()
+		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err == nil {
+			t.Error("an interrupted build ends with exit code 0")
+		}
+		took := time.Since(start)
+		t.Logf("it took %s to end", took)
+		if !strings.Contains(out.String(), "the build was cancelled") {
+			t.Errorf("it does not say that it was cancelled:\n%s", &out)
+		}
+		select {
+		case <-gone:
+		case <-time.After(time.Minute):
+			t.Error("the step still runs")
+		}
+		if left, err := filepath.Glob(filepath.Join(checkout, "dist*")); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %q %v", left, err)
+		}
+		return took
+	}
+	// The machine may have much else to do: one of three tries counts.
+	for range 3 {
+		if interrupt() < 2*time.Second || t.Failed() {
+			return
+		}
+	}
+	t.Error("that is too long")
+}

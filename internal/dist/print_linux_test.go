@@ -1,0 +1,103 @@
+package dist_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
+	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+)
+
+// Podman knows a loaded image by its name and version, with the configuration
+// that release.json names.
+func TestLoad(t *testing.T) {
+	podman := citest.Program(t, "podman", "apt-get install podman")
+	folder, own := t.TempDir(), t.TempDir()
+	release, err := disttest.Small("1.2.3+build.7").Write(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A storage of its own, and no docker before it.
+	storage := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = %q\nrunroot = %q\n", filepath.Join(own, "graph"), filepath.Join(own, "run"))
+	for name, text := range map[string]string{"storage.conf": storage, "docker": "#!/bin/sh\nexit 1\n"} {
+		if err := os.WriteFile(filepath.Join(own, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("CONTAINERS_STORAGE_CONF", filepath.Join(own, "storage.conf"))
+	t.Setenv("PATH", own+":"+os.Getenv("PATH"))
+	ref, engine, err := dist.Load(t.Context(), folder, "toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "podman" {
+		t.Errorf("loaded as %s into %s", ref, engine)
+	}
+	img, err := release.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := img.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(podman, "image", "inspect", "--format", "{{.Id}} {{.Architecture}} {{len .RootFS.Layers}}", ref).CombinedOutput()
+	if want := fmt.Sprintf("%s %s 2", v.Config.Encoded(), runtime.GOARCH); err != nil || strings.TrimSpace(string(out)) != want {
+		t.Errorf("podman has %s, %v, want %s", out, err, want)
+	}
+	if _, _, err := dist.Load(t.Context(), folder, "other"); err == nil || !strings.Contains(err.Error(), "other") {
+		t.Errorf("an image that is not there: %v", err)
+	}
+}
+
+// What people ask of a dist folder, our way and with skopeo.
+func TestInspect(t *testing.T) {
+	folder := t.TempDir()
+	release, err := disttest.Small("1.2.3").Write(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := release.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := dist.Inspect(&text, folder, "toolbox"); err != nil {
+		t.Fatal(err)
+	}
+	wanted := []string{"toolbox 1.2.3\nindex " + img.IndexDigest.String() + "\ncommit " + release.Source.Commit + "\n"}
+	for _, v := range img.Platforms {
+		wanted = append(wanted, "\n"+v.Platform+" "+v.Digest.String()+", ", "layer "+v.Layers[0].Group+" ", v.Layers[0].Digest.String())
+	}
+	for _, want := range wanted {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+	out, err := exec.Command(citest.Program(t, "skopeo", "apt-get install skopeo"), "inspect", "oci:"+filepath.Join(folder, "oci")+":toolbox").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen struct {
+		Digest string
+		Labels map[string]string
+		Layers []string
+	}
+	if err := json.Unmarshal(out, &seen); err != nil {
+		t.Fatal(err)
+	}
+	v, err := img.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen.Digest != img.IndexDigest.String() || seen.Labels["org.opencontainers.image.title"] != "toolbox" || len(seen.Layers) != 2 || seen.Layers[0] != v.Layers[0].Digest.String() {
+		t.Errorf("skopeo sees %s", out)
+	}
+}
