@@ -555,7 +555,8 @@ func main() { println(version, commit, web.Page, dep.Word) }
 	}
 	// The BuildKit of ordinary builds: Node's image has most of the toolchain.
 	o := options(t, nil, map[string]string{"LOOMCYCLE_SOURCE": "git:" + dir + "#v3.2.1", "LOOMCYCLE_CACHE": "",
-		"http_proxy": proxy, "NO_PROXY": registry.Hostname()})
+		"HTTP_PROXY": "", "http_proxy": proxy, "NO_PROXY": registry.Hostname(),
+		"DOCKER_HOST": "unix:///dev/null", "BUILDKIT_HOST": "", "BUILDKIT_HOST_AMD64": "", "BUILDKIT_HOST_ARM64": ""})
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -335,11 +335,11 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	up(t, d)
 }
 
-// A changed configuration replaces a daemon that nobody uses.
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
+// A changed configuration replaces a daemon that nobody uses.
 func TestChangedConfigurationRestarts(t *testing.T) {
 	d, opts, log := fresh(t, nil)
 	user := up(t, d)

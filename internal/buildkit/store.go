@@ -83,6 +83,9 @@ func (s *waitingStore) Writer(ctx context.Context, opts ...content.WriterOpt) (c
 // link takes a blob from the daemon's own store, where that is on the same file
 // system: gigabytes neither pass through a socket nor are written again.
 func (s *waitingStore) link(d digest.Digest) bool {
+	if len(s.blobs) == 0 || d.Validate() != nil { // it comes from a daemon, and becomes a path
+		return false
+	}
 	at := filepath.Join(s.dir, "blobs", d.Algorithm().String())
 	for _, from := range s.blobs {
 		if os.MkdirAll(at, 0o755) != nil {

@@ -200,7 +200,7 @@ func (s *Staging) compress(ctx context.Context, diffID digest.Digest) (desc ocis
 		return desc, err
 	}
 	if plain.Digest() != diffID { // it may be the daemon's own file
-		return desc, fmt.Errorf("its bytes have the digest %s: the builder's store is damaged; `go run mage.go buildkit:down` and remove its state (docs/BUILDKIT.md)", plain.Digest())
+		return desc, fmt.Errorf("its bytes have the digest %s: the builder's store is damaged: `go run mage.go buildkit:down`, then remove the folder buildkit of the cache folder", plain.Digest())
 	}
 	info, err := out.Stat()
 	if err != nil {

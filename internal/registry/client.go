@@ -29,7 +29,7 @@ import (
 // Options are what a client needs from outside; the zero value is usable.
 type Options struct {
 	Transport   http.RoundTripper // nil means go-containerregistry's default, with Idle
-	Idle        time.Duration     // until a connection is given up on which nothing moves; 0 means 5 min
+	Idle        time.Duration     // until a request is given up of which nothing moves; 0 means 5 min
 	Keychain    authn.Keychain    // nil means the docker configuration and its helpers
 	Backoff     Backoff
 	Concurrency int  // blobs sent at once; 0 means 4
@@ -71,7 +71,7 @@ func Open(ctx context.Context, address string, repositories []string, o Options)
 		o.Idle = 5 * time.Minute
 	}
 	if o.Transport == nil {
-		o.Transport = limited(o.Idle)
+		o.Transport = idle{remote.DefaultTransport, o.Idle}
 	}
 	if o.Keychain == nil {
 		o.Keychain = authn.DefaultKeychain

@@ -9,13 +9,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // Backoff says how often and how patiently a request is tried again.
@@ -89,45 +86,77 @@ func transient(status int) bool {
 	return status >= 500
 }
 
-// limited is go-containerregistry's transport, which waits for ever for a server
-// that took a request and never answers it, or stops in the middle.
-func limited(idle time.Duration) http.RoundTripper {
-	t := remote.DefaultTransport.(*http.Transport).Clone()
-	dial := t.DialContext
-	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		return &idleConn{c, idle}, nil
-	}
-	return t
-}
-
-// idleConn fails when nothing moves on it, in either direction: an answer is read
-// for from the moment when the request begins to be written.
-type idleConn struct {
-	net.Conn
+// idle gives a request up when nothing of it moves, which go-containerregistry's
+// transport waits for: a server took it and never answers, or stops in the middle.
+// A connection that carries several requests tells nothing of one of them.
+type idle struct {
+	inner http.RoundTripper
 	limit time.Duration
 }
 
-func (c *idleConn) Read(p []byte) (int, error) {
-	_ = c.SetReadDeadline(time.Now().Add(c.limit)) // fails on a closed connection, as the read does
-	n, err := c.Conn.Read(p)
-	return n, c.named(err)
+func (i idle) RoundTrip(in *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(in.Context())
+	m := &movement{cancel: cancel, limit: i.limit, still: fmt.Errorf("nothing moved for %v", i.limit)}
+	m.timer = time.AfterFunc(i.limit, func() { cancel(m.still) })
+	m.ctx = ctx
+	req := in.Clone(ctx)
+	if in.Body != nil && in.Body != http.NoBody {
+		req.Body = &moving{in.Body, m, false}
+	}
+	if again := in.GetBody; again != nil {
+		req.GetBody = func() (io.ReadCloser, error) {
+			body, err := again()
+			return &moving{body, m, false}, err
+		}
+	}
+	res, err := i.inner.RoundTrip(req)
+	if err != nil {
+		defer m.end()
+		return nil, m.named(err)
+	}
+	m.timer.Reset(i.limit)
+	res.Body = &moving{res.Body, m, true}
+	return res, nil
 }
 
-func (c *idleConn) Write(p []byte) (int, error) {
-	_ = c.SetDeadline(time.Now().Add(c.limit))
-	n, err := c.Conn.Write(p)
-	return n, c.named(err)
+type movement struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	limit  time.Duration
+	still  error
 }
 
-func (c *idleConn) named(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("nothing moved for %v: %w", c.limit, err)
+func (m *movement) end() {
+	m.timer.Stop()
+	m.cancel(nil)
+}
+
+func (m *movement) named(err error) error {
+	if err != nil && err != io.EOF && context.Cause(m.ctx) == m.still {
+		return m.still
 	}
 	return err
+}
+
+// moving is a body whose bytes are a movement.
+type moving struct {
+	io.ReadCloser
+	*movement
+	last bool // the answer's: with it the request ends
+}
+
+func (b *moving) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.timer.Reset(b.limit)
+	return n, b.named(err)
+}
+
+func (b *moving) Close() error {
+	if b.last {
+		defer b.end()
+	}
+	return b.ReadCloser.Close()
 }
 
 // hopeless tells the connection errors that the next attempt meets too: no TLS

@@ -674,7 +674,7 @@ func TestLostLockWritesNothing(t *testing.T) {
 	}
 	before := m.tags(address, repositories...)
 	suspend.Store(true)
-	if err := publish(recent); !errors.Is(err, errLost) || !strings.Contains(err.Error(), "-abort 1.0.1") {
+	if err := publish(recent); !errors.Is(err, errLost) || !strings.Contains(err.Error(), "release:abort 1.0.1") {
 		t.Fatalf("it gave %v", err)
 	}
 	after := m.tags(address, repositories...)
@@ -728,7 +728,7 @@ func TestTakingBack(t *testing.T) {
 			o := m.options(recent)
 			o.Now = now.now
 			err := Publish(ctx, o)
-			if err == nil || errors.Is(err, errLost) != suspended || strings.Contains(err.Error(), "-abort 1.0.1") != suspended {
+			if err == nil || errors.Is(err, errLost) != suspended || strings.Contains(err.Error(), "release:abort 1.0.1") != suspended {
 				t.Errorf("it gave %v", err)
 			}
 			if !suspended {
@@ -1107,7 +1107,7 @@ func abort(t *testing.T, there bool) {
 	if tags := m.tags(address, "toolbox"); tags["toolbox:latest"] != tags["toolbox:1.2.0"] {
 		t.Fatalf("the killed release moved nothing: %v", tags)
 	}
-	if err := Rollback(t.Context(), m.options(""), "latest", "1.2.0"); err == nil || !strings.Contains(err.Error(), "-abort 1.2.0") {
+	if err := Rollback(t.Context(), m.options(""), "latest", "1.2.0"); err == nil || !strings.Contains(err.Error(), "release:abort 1.2.0") {
 		t.Errorf("rolled back to a half-released version: %v", err)
 	}
 	o := m.options("")

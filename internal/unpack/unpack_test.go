@@ -435,7 +435,6 @@ func sparseTar(t *testing.T) []byte {
 	return b
 }
 
-// xzOf compresses with Debian's xz-utils.
 func TestBomb(t *testing.T) {
 	zeros := tarOf(t, file("./big", strings.Repeat("\x00", minUnpacked)), file("./more", "x"))
 	control := tarOf(t, file("control", "Package: x\nVersion: 1\nArchitecture: all\n"))
