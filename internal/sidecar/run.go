@@ -76,7 +76,7 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		// A hybrid of cgroup v1 and v2, which podman's usual crun refuses.
 		set("SANDBOX_RUNTIME", "runc")
 	}
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	cmd := host.Command(ctx, filepath.Join(dir, "loomcycle-builder"))
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, w, w

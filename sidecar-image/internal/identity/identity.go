@@ -169,9 +169,12 @@ func keySet(ctx context.Context, opts Options) (jwt.Keyfunc, error) {
 func fetched(ctx context.Context, where string, log *slog.Logger, every pace) (jwt.Keyfunc, error) {
 	u, err := url.ParseRequestURI(where)
 	if err != nil {
-		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS: %w", err)
+		var reason *url.Error
+		errors.As(err, &reason)
+		return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS is no URL: %w", reason.Err) // which may hold a password
 	}
 	log = log.With("url", u.Redacted())
+	said := func(err error) string { return strings.ReplaceAll(err.Error(), where, u.Redacted()) }
 	for {
 		try, stop := context.WithCancel(ctx) // a try that fails leaves its refreshing behind
 		firstMustCome := false
@@ -180,7 +183,7 @@ func fetched(ctx context.Context, where string, log *slog.Logger, every pace) (j
 			RefreshUnknownKID: rate.NewLimiter(rate.Every(every.unknown), 1), RateLimitWaitMax: every.unknown + fetchTimeout,
 			RefreshErrorHandlerFunc: func(string) func(context.Context, error) {
 				return func(_ context.Context, err error) {
-					log.Error("the key set cannot be fetched; the one before stays in force", "error", err)
+					log.Error("the key set cannot be fetched; the one before stays in force", "error", said(err))
 				}
 			},
 		})
@@ -189,10 +192,10 @@ func fetched(ctx context.Context, where string, log *slog.Logger, every pace) (j
 			return k.Keyfunc, nil
 		}
 		stop()
-		log.Warn("the key set cannot be fetched; the sidecar is not ready before it is", "error", err)
+		log.Warn("the key set cannot be fetched; the sidecar is not ready before it is", "error", said(err))
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS=%s: %w", u.Redacted(), err)
+			return nil, fmt.Errorf("SANDBOX_IDENTITY_JWKS=%s: %s", u.Redacted(), said(err))
 		case <-time.After(every.boot):
 		}
 	}

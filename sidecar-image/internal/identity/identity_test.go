@@ -295,7 +295,7 @@ func TestKeySetURL(t *testing.T) {
 	var log syncbuf.Buffer
 	boot := func(p pace) *Authenticator {
 		t.Helper()
-		a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}, JWKS: srv.URL + "/jwks.json", Audience: "sandbox", Log: slog.New(slog.NewJSONHandler(&log, nil)), pace: p})
+		a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}, JWKS: strings.Replace(srv.URL, "://", "://reader:pa55word@", 1) + "/jwks.json", Audience: "sandbox", Log: slog.New(slog.NewJSONHandler(&log, nil)), pace: p})
 		if err != nil {
 			t.Error(err)
 		}
@@ -355,7 +355,7 @@ func TestKeySetURL(t *testing.T) {
 		t.Errorf("the key of the set before, with the URL down: %v", err)
 	}
 	for line := range strings.Lines(log.String()) {
-		if !json.Valid([]byte(line)) {
+		if !json.Valid([]byte(line)) || strings.Contains(line, "pa55word") {
 			t.Errorf("in the log: %s", line)
 		}
 	}
