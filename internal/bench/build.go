@@ -51,112 +51,127 @@ func Build(ctx context.Context, root string, getenv func(string) string, log io.
 	}
 	b := bench{checkout: checkout, dir: dir, getenv: buildkit.WithoutCaches(getenv), log: log}
 
-	packages, err := b.packages(ctx)
+	rows, err := b.emulated(ctx)
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintf(log, "bench: %s for the arm64 toolbox's Debian packages from nothing\n", seconds(packages))
-	arm, err := b.daemon(ctx, "arm64")
-	if err != nil {
-		return "", err
-	}
-	defer arm.stop()
-	native, _, err := b.run(ctx, arm, build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the arm64 toolbox from nothing\n", seconds(native))
-	base, install, err := b.dockerfile(ctx, arm)
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the same Debian packages by Dockerfile, %s for its base\n", seconds(install), seconds(base))
-	if err := arm.stop(); err != nil {
-		return "", err
-	}
-	docker, err := b.docker(ctx)
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the same by `docker build`\n", docker)
-
 	fresh, err := b.fresh(ctx)
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintf(log, "bench: %s from a clone to BuildKit's first line\n", seconds(fresh))
-	agents, err := b.daemon(ctx, "agents")
+	rows = append(rows, Row{"fresh checkout, no module and no compiled package there: BuildKit's first line", seconds(fresh), "within 3 minutes"})
+	built, release, err := b.family(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer agents.stop()
-	three, _, err := b.run(ctx, agents, build.Options{Images: []string{"loomcycle", "loomcycle-toolbox", "loomcycle-sandbox-session"}})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the family without the sidecar from nothing\n", seconds(three))
-	if err := agents.stop(); err != nil {
-		return "", err
-	}
-	family, err := b.daemon(ctx, "family")
-	if err != nil {
-		return "", err
-	}
-	defer family.stop()
-	whole, release, err := b.run(ctx, family, build.Options{})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for the family from nothing\n", seconds(whole))
-	// For a comparison with a dist of the same commit that was built elsewhere.
-	if err := dist.Summary(log, release); err != nil {
-		return "", err
-	}
-	again, _, err := b.run(ctx, family, build.Options{})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for a rebuild without a change\n", seconds(again))
-	if err := b.change(); err != nil {
-		return "", err
-	}
-	changed, _, err := b.run(ctx, family, build.Options{})
-	if err != nil {
-		return "", err
-	}
-	fmt.Fprintf(log, "bench: %s for a rebuild with another runtime\n", seconds(changed))
-	alone, err := b.goBuild(ctx)
-	if err != nil {
-		return "", err
-	}
-	if err := family.stop(); err != nil {
-		return "", err
-	}
-
-	shared, total, err := sharedBytes(release, "loomcycle-toolbox", "loomcycle-sandbox-session")
-	if err != nil {
-		return "", err
-	}
-	rows := []Row{
-		{"arm64 toolbox's Debian packages (and Go) from nothing, this pipeline, with export", seconds(packages), ""},
-		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
-		{"the same by `docker build` with docker's own BuildKit, into docker", docker, ""},
-		{"ratio of the first two, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/packages.Seconds()), "12 or more"},
-		{"ratio of the first two, without the base", fmt.Sprintf("%.1f", install.Seconds()/packages.Seconds()), ""},
-		{"whole arm64 toolbox from nothing: also Node, the runtime and the compiled libraries", seconds(native), ""},
-		{"fresh checkout, no module and no compiled package there: BuildKit's first line", seconds(fresh), "within 3 minutes"},
-		{"`loomcycle`, toolbox and session, both platforms, from an empty BuildKit", seconds(three), "under 150 s"},
-		{"the same with the sidecar's two images", seconds(whole), ""},
-		{"no-change rebuild", seconds(again), "under 3 s"},
-		{"rebuild after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(alone)), "under 10 s beyond `go build`"},
-		{"bytes of the session image that the toolbox has too", fmt.Sprintf("%.1f %%", 100*float64(shared)/float64(total)), "95 % or more"},
-	}
+	rows = append(rows, built...)
 	for _, img := range release.Images {
 		for _, v := range img.Platforms {
 			rows = append(rows, Row{img.Name + " " + v.Platform + ", compressed", fmt.Sprintf("%.1f MB", float64(v.Size)/1e6), ""})
 		}
 	}
 	return fmt.Sprintf("%d cores, %s; a row from nothing starts with an empty BuildKit.\n\n%s", runtime.NumCPU(), release.Compression, Table(rows)), nil
+}
+
+// emulated compares the arm64 toolbox with a Dockerfile under QEMU. What the
+// Dockerfile installs is the toolbox's Debian packages alone; Go is in both
+// times of ours, since the toolbox's settings go into its go.env.
+func (b *bench) emulated(ctx context.Context) ([]Row, error) {
+	toolbox := build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}}
+	packages, err := b.alone(ctx, "packages", toolbox, edit{"toolbox", "groups", "[rust, go]"}, edit{"toolbox", "programs", "[]"})
+	if err != nil {
+		return nil, err
+	}
+	whole, err := b.alone(ctx, "arm64", toolbox)
+	if err != nil {
+		return nil, err
+	}
+	d, err := b.daemon(ctx, "qemu")
+	if err != nil {
+		return nil, err
+	}
+	defer d.stop()
+	base, install, err := b.dockerfile(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	b.told("dockerfile", base+install)
+	if err := d.stop(); err != nil {
+		return nil, err
+	}
+	docker, err := b.docker(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return []Row{
+		{"arm64 toolbox's Debian packages (and Go) from nothing, this pipeline, with export", seconds(packages), ""},
+		{"the same Debian packages by Dockerfile under QEMU, with export", fmt.Sprintf("%s, and %s for its base", seconds(install), seconds(base)), ""},
+		{"the same by `docker build` with docker's own BuildKit, into docker", docker, ""},
+		{"ratio of the first two, with the base", fmt.Sprintf("%.1f", (base+install).Seconds()/packages.Seconds()), "12 or more"},
+		{"ratio of the first two, without the base", fmt.Sprintf("%.1f", install.Seconds()/packages.Seconds()), ""},
+		{"whole arm64 toolbox from nothing: also Node, the runtime and the compiled libraries", seconds(whole), ""},
+	}, nil
+}
+
+// family measures builds of the whole family and of parts of it for both
+// platforms, and leaves the release that the first one made.
+func (b *bench) family(ctx context.Context) ([]Row, *dist.Release, error) {
+	agents := build.Options{Images: []string{"loomcycle", "loomcycle-toolbox", "loomcycle-sandbox-session"}}
+	const groups = "[rust, go, node]"
+	plain, err := b.alone(ctx, "agents-plain", agents, edit{"toolbox", "groups", groups}, edit{"session-image", "groups", groups})
+	if err != nil {
+		return nil, nil, err
+	}
+	three, err := b.alone(ctx, "agents", agents)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := b.daemon(ctx, "family")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer d.stop()
+	whole, release, err := b.run(ctx, d, build.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	b.told("family", whole)
+	// For a comparison with a dist of the same commit that was built elsewhere.
+	if err := dist.Summary(b.log, release); err != nil {
+		return nil, nil, err
+	}
+	again, _, err := b.run(ctx, d, build.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	b.told("no change", again)
+	if err := b.change(); err != nil {
+		return nil, nil, err
+	}
+	changed, _, err := b.run(ctx, d, build.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	b.told("another runtime", changed)
+	compiled, err := b.goBuild(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := d.stop(); err != nil {
+		return nil, nil, err
+	}
+	shared, total, err := sharedBytes(release, "loomcycle-toolbox", "loomcycle-sandbox-session")
+	if err != nil {
+		return nil, nil, err
+	}
+	return []Row{
+		{"`loomcycle`, toolbox and session without compiled libraries, both platforms, from an empty BuildKit", seconds(plain), "under 150 s"},
+		{"the same with the compiled libraries", seconds(three), ""},
+		{"whole family: also the sidecar's two images", seconds(whole), ""},
+		{"no-change rebuild", seconds(again), "under 3 s"},
+		{"rebuild after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(compiled)), "under 10 s beyond `go build`"},
+		{"bytes of the session image that the toolbox has too", fmt.Sprintf("%.1f %%", 100*float64(shared)/float64(total)), "95 % or more"},
+	}, release, nil
 }
 
 type bench struct {
@@ -194,12 +209,52 @@ func (b *bench) daemon(ctx context.Context, name string) (*private, error) {
 
 func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Duration, *dist.Release, error) {
 	o.Root, o.Getenv, o.Log, o.Builder = b.checkout, b.getenv, b.log, p.Builder
-	if len(o.Images) > 0 {
-		o.Dist = filepath.Join(b.dir, "dist-part")
-	}
 	start := time.Now()
 	r, err := build.Run(ctx, o)
 	return time.Since(start), r, err
+}
+
+func (b *bench) told(what string, took time.Duration) {
+	fmt.Fprintf(b.log, "bench: %s: %s\n", what, seconds(took))
+}
+
+// edit replaces the value of a key of an image's definition.
+type edit struct{ folder, key, value string }
+
+// alone is the time of a build that finds nothing: with a BuildKit and a
+// checkout of its own, of changed definitions.
+func (b *bench) alone(ctx context.Context, name string, o build.Options, edits ...edit) (time.Duration, error) {
+	c := *b
+	c.checkout = filepath.Join(b.dir, name+"-checkout")
+	if err := vcs.Clone(ctx, b.checkout, c.checkout); err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(c.checkout)
+	for _, e := range edits {
+		file := filepath.Join(c.checkout, e.folder, "image.yaml")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return 0, err
+		}
+		line := regexp.MustCompile(`(?m)^` + e.key + `:.*$`)
+		if !line.Match(text) {
+			return 0, fmt.Errorf("%s has no key %q to change", file, e.key)
+		}
+		if err := os.WriteFile(file, line.ReplaceAll(text, []byte(e.key+": "+e.value)), 0o644); err != nil {
+			return 0, err
+		}
+	}
+	d, err := c.daemon(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	defer d.stop()
+	took, _, err := c.run(ctx, d, o)
+	if err != nil {
+		return 0, err
+	}
+	b.told(name, took)
+	return took, d.stop()
 }
 
 // fresh is the time from a clone to BuildKit's first line, where the go
@@ -250,39 +305,6 @@ func (b *bench) fresh(ctx context.Context) (took time.Duration, err error) {
 	if took == 0 {
 		err = errors.Join(errors.New("a fresh checkout did not come as far as BuildKit"), lines.Err(), err)
 	}
-	return took, err
-}
-
-// packages is the time that the arm64 toolbox takes when it is its Debian
-// packages alone, which is what the Dockerfile installs, and Go, whose go.env
-// the toolbox's settings go into.
-func (b *bench) packages(ctx context.Context) (time.Duration, error) {
-	c := *b
-	c.checkout = filepath.Join(b.dir, "packages-checkout")
-	if err := vcs.Clone(ctx, b.checkout, c.checkout); err != nil {
-		return 0, err
-	}
-	file := filepath.Join(c.checkout, "toolbox", "image.yaml")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	for key, value := range map[string]string{"groups": "[rust, go]", "programs": "[]"} {
-		re := regexp.MustCompile(`(?m)^` + key + `:.*$`)
-		if !re.Match(text) {
-			return 0, fmt.Errorf("%s has no line %q to change", file, key)
-		}
-		text = re.ReplaceAll(text, []byte(key+": "+value))
-	}
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		return 0, err
-	}
-	d, err := c.daemon(ctx, "packages")
-	if err != nil {
-		return 0, err
-	}
-	defer d.stop()
-	took, _, err := c.run(ctx, d, build.Options{Images: []string{"loomcycle-toolbox"}, Platform: []string{"linux/arm64"}})
 	return took, err
 }
 
