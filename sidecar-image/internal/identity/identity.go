@@ -51,9 +51,21 @@ func ParseTokens(text string) ([]Token, error) {
 			continue
 		}
 		t := Token{"shared", part}
-		// A secret may end in the = of base64, a name never holds one.
-		if name, secret, ok := strings.Cut(part, "="); ok && tokenName.MatchString(name) && strings.Trim(secret, "=") != "" {
+		// A secret may end in the = of base64, which makes its length a multiple of
+		// four; a name never holds one. Messages show no secret.
+		switch name, secret, ok := strings.Cut(part, "="); {
+		case !ok || strings.Trim(secret, "=") == "" && name != "" && len(part)%4 == 0:
+		case secret == "":
+			return nil, fmt.Errorf("token %d has no secret after its =: it is NAME=SECRET", len(out)+1)
+		case !tokenName.MatchString(name):
+			return nil, fmt.Errorf("token %d has a name that is not lower-case letters, digits, _ and -, at most 32: it is NAME=SECRET", len(out)+1)
+		default:
 			t = Token{name, secret}
+		}
+		for _, o := range out {
+			if o.Secret == t.Secret && o.Name != t.Name {
+				return nil, fmt.Errorf("the tokens named %s and %s have one secret, so there is no telling them apart", o.Name, t.Name)
+			}
 		}
 		if strings.ContainsAny(t.Secret, " \t") {
 			return nil, fmt.Errorf("the token named %s holds white space, which no Authorization header can carry", t.Name)

@@ -105,6 +105,24 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
+func TestTokensThatAreNone(t *testing.T) {
+	for text, want := range map[string]string{
+		"team-accounting-prod=": "token 1 has no secret",
+		"a=first-one\nalice=":   "token 2 has no secret",
+		"=x":                    "a name that is not",
+		"Alice=y-secret":        "a name that is not",
+		"../x=y-secret":         "a name that is not",
+		"alice=same,bob=same":   "alice and bob have one secret",
+	} {
+		if got, err := ParseTokens(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "y-secret") {
+			t.Errorf("%q: %v, %v, want %q", text, got, err, want)
+		}
+	}
+	if got, err := ParseTokens("alice=same,alice=same,c2VjcmV0cw=="); err != nil || got[2] != (Token{"shared", "c2VjcmV0cw=="}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestTags(t *testing.T) {
 	a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}})
 	if err != nil {
