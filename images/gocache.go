@@ -59,6 +59,7 @@ func (g *Graph) goCache(group lock.Group, arch string) (llb.State, error) {
 		llb.AddMount("/tmp", llb.Scratch(), llb.Tmpfs()),
 		llb.AddEnv("GOARCH", arch),
 		llb.AddEnv("TRIPLET", triplets[arch]),
+		llb.AddEnv("GOGC", compilersGOGC),
 		llb.AddEnv("EPOCH", strconv.FormatInt(g.Epoch.Unix(), 10)),
 		llb.WithCustomName("compile the Go standard library for "+arch),
 		llb.Platform(g.Worker),

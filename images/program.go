@@ -38,6 +38,10 @@ func followProxy() []llb.RunOption {
 	return opts
 }
 
+// compilersGOGC buys CPU time with memory: most of what a compiler allocates is
+// needed to its end.
+const compilersGOGC = "400"
+
 // Compile builds a program for an architecture with the locked Go toolchain
 // of the worker's own, and returns a state with the file /NAME.
 func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
@@ -61,7 +65,7 @@ func (g *Graph) Compile(p Program, arch string) (llb.State, error) {
 		llb.AddEnv("GOCACHE", "/cache/build"),
 		llb.AddEnv("GOMODCACHE", "/cache/mod"),
 		llb.AddEnv("GOTOOLCHAIN", "local"),
-		llb.AddEnv("GOGC", "400"), // a sixth less CPU for some more memory
+		llb.AddEnv("GOGC", compilersGOGC),
 		llb.AddEnv("GOFLAGS", "-mod=readonly -buildvcs=false"),
 		llb.AddEnv("CGO_ENABLED", "0"),
 		llb.AddEnv("GOOS", "linux"),

@@ -12,7 +12,6 @@ printf '#!/usr/bin/dash\nexec %s --sysroot=/target -ffile-prefix-map=/target= -f
 chmod +x /tmp/bin/gcc
 export PATH=/tmp/bin:/usr/local/go/bin:/usr/bin:/usr/sbin
 export HOME=/tmp GOCACHE=/tmp/cache GOTOOLCHAIN=local GOOS=linux GOFLAGS= GOENV=off CGO_ENABLED=1
-export GOGC=400 # a sixth less CPU for some more memory
 
 # A package that imports all of it, for what only tests and vet ask for.
 cd /tmp/warm

@@ -95,8 +95,8 @@ var Vars = []Var{
 	{"SANDBOX_LISTEN_ADDR", DefaultListen, "address to listen on; the images set 0.0.0.0:9000", str(func(c *Config) *string { return &c.Listen })},
 	{"SANDBOX_LOG_LEVEL", "info", "debug, info, warn or error; logs are JSON lines on stderr", oneOf(func(c *Config) *string { return &c.Log }, "debug", "info", "warn", "error")},
 
-	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens},
-	{"SANDBOX_AUTH_TOKENS", "", "more tokens, NAME=SECRET separated by commas; a token's name is its principal, and several may share a name while one replaces another", named},
+	{"SANDBOX_AUTH_TOKEN", "", "bearer token that every request must carry; required (or one of the two below)", tokens(true)},
+	{"SANDBOX_AUTH_TOKENS", "", "more tokens, NAME=SECRET separated by commas; a token's name is its principal, and several may share a name while one replaces another", tokens(false)},
 	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
@@ -323,25 +323,12 @@ func host(c *Config, v string) error {
 	return nil
 }
 
-func tokens(c *Config, v string) error {
-	t, err := identity.ParseTokens(v)
-	c.Tokens = append(c.Tokens, t...)
-	return err
-}
-
-// named takes no token without a name, which a comma or an empty variable in the
-// value would make of something else.
-func named(c *Config, v string) error {
-	had := len(c.Tokens)
-	if err := tokens(c, v); err != nil {
+func tokens(bare bool) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		t, err := identity.ParseTokens(v, bare)
+		c.Tokens = append(c.Tokens, t...)
 		return err
 	}
-	for _, t := range c.Tokens[had:] {
-		if t.Name == "shared" && !strings.Contains(v, "shared=") {
-			return errors.New("a token has no name: give it as NAME=SECRET here, or alone as SANDBOX_AUTH_TOKEN")
-		}
-	}
-	return nil
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)

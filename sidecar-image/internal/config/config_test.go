@@ -74,7 +74,7 @@ func TestErrors(t *testing.T) {
 	for _, want := range []string{
 		`SANDBOX_RUNTIME: "lxc" is not one of runc, crun, runsc, kata`, `SANDBOX_MEM_MB: "lots"`, "loopback", "SANDBOX_IMAGE is not set", "DOCKER_HOST",
 		"SANDBOX_CPU=9 is above SANDBOX_MAX_CPU=4", "NAME=REFERENCE", "{root_run_id}", "SANDBOX_MAX_SESSIONS", `"always" is not one of missing, never`,
-		`SANDBOX_RUN_STATUS_INTERVAL_SECONDS: "0" is not a whole number of seconds, at least 1`, "SANDBOX_EXEC_TIMEOUT_SECONDS", "SANDBOX_AUTH_TOKENS: a token has no name", "LEEWAY_SECONDS: \"-1\"",
+		`SANDBOX_RUN_STATUS_INTERVAL_SECONDS: "0" is not a whole number of seconds, at least 1`, "SANDBOX_EXEC_TIMEOUT_SECONDS", "SANDBOX_AUTH_TOKENS: token 2 has no name", "LEEWAY_SECONDS: \"-1\"",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)

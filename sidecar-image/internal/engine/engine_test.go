@@ -252,17 +252,25 @@ func TestLimitsOfTheAgent(t *testing.T) {
 			if err == nil && !exit.TimedOut || err != nil && !errors.Is(err, host.ErrLost) {
 				t.Errorf("with few files: %+v, %v", exit, err)
 			}
-			for end := time.Now().Add(10 * time.Second); rt != "runsc"; time.Sleep(10 * time.Millisecond) {
-				if state, ok, err := e.Inspect(t.Context(), c.id); err != nil {
-					t.Fatal(err)
-				} else if !ok || !state.Running {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("an agent that cannot look for processes goes on, and they with it")
-				}
+			if rt != "runsc" {
+				stops(t, e, c.id, "an agent that cannot look for processes goes on, and they with it")
 			}
 		})
+	}
+}
+
+// stops waits for a container to end.
+func stops(t *testing.T, e *engine.Engine, id, otherwise string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if state, ok, err := e.Inspect(t.Context(), id); err != nil {
+			t.Fatal(err)
+		} else if !ok || !state.Running {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(otherwise)
+		}
 	}
 }
 
@@ -280,16 +288,7 @@ func TestForwardsSignals(t *testing.T) {
 			if got := string(out.Bytes(host.Both, "")); got != "heard\n" {
 				t.Errorf("the command wrote %q", got)
 			}
-			for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-				if state, ok, err := e.Inspect(t.Context(), c.id); err != nil {
-					t.Fatal(err)
-				} else if !ok || !state.Running {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("the container goes on")
-				}
-			}
+			stops(t, e, c.id, "the container goes on")
 		})
 	}
 }

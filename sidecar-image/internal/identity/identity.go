@@ -41,9 +41,9 @@ const Anonymous = "anonymous"
 // before the old one goes.
 type Token struct{ Name, Secret string }
 
-// ParseTokens reads one token per line or comma: NAME=SECRET, or SECRET alone,
-// whose name is "shared".
-func ParseTokens(text string) ([]Token, error) {
+// ParseTokens reads one token per line or comma: NAME=SECRET, or, where bare says
+// so, SECRET alone, whose name is "shared".
+func ParseTokens(text string, bare bool) ([]Token, error) {
 	var out []Token
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' || r == '\r' }) {
 		part = strings.TrimSpace(part)
@@ -54,7 +54,9 @@ func ParseTokens(text string) ([]Token, error) {
 		// A secret may end in the = of base64, which makes its length a multiple of
 		// four; a name never holds one. Messages show no secret.
 		switch name, secret, ok := strings.Cut(part, "="); {
-		case !ok || strings.Trim(secret, "=") == "" && name != "" && len(part)%4 == 0:
+		case bare && (!ok || strings.Trim(secret, "=") == "" && name != "" && len(part)%4 == 0):
+		case !ok:
+			return nil, fmt.Errorf("token %d has no name: it is NAME=SECRET", len(out)+1)
 		case secret == "":
 			return nil, fmt.Errorf("token %d has no secret after its =: it is NAME=SECRET", len(out)+1)
 		case !tokenName.MatchString(name):
@@ -62,17 +64,24 @@ func ParseTokens(text string) ([]Token, error) {
 		default:
 			t = Token{name, secret}
 		}
-		for _, o := range out {
-			if o.Secret == t.Secret && o.Name != t.Name {
-				return nil, fmt.Errorf("the tokens named %s and %s have one secret, so there is no telling them apart", o.Name, t.Name)
-			}
-		}
 		if strings.ContainsAny(t.Secret, " \t") {
 			return nil, fmt.Errorf("the token named %s holds white space, which no Authorization header can carry", t.Name)
 		}
 		out = append(out, t)
 	}
 	return out, nil
+}
+
+// distinct refuses a secret that opens the door to two principals.
+func distinct(tokens []Token) error {
+	names := map[string]string{}
+	for _, t := range tokens {
+		if name, ok := names[t.Secret]; ok && name != t.Name {
+			return fmt.Errorf("the tokens named %s and %s have one secret, so there is no telling them apart", name, t.Name)
+		}
+		names[t.Secret] = t.Name
+	}
+	return nil
 }
 
 var tokenName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}$`)
@@ -127,14 +136,17 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	if len(opts.Tokens) == 0 && opts.File == "" && !opts.Anon {
 		return nil, errors.New("SANDBOX_AUTH_TOKEN is not set: set it (or SANDBOX_AUTH_TOKENS), or SANDBOX_ALLOW_ANON=1 for local use on loopback")
 	}
+	if err := distinct(opts.Tokens); err != nil {
+		return nil, err
+	}
 	a := &Authenticator{opts: opts, seen: map[string]time.Time{}}
 	if opts.File != "" {
 		a.tokens = &file[[]Token]{path: opts.File, log: opts.Log, parse: func(b []byte) ([]Token, error) {
-			t, err := ParseTokens(string(b))
+			t, err := ParseTokens(string(b), true)
 			if err == nil && len(t) == 0 {
 				err = errors.New("it holds no token")
 			}
-			return t, err
+			return t, errors.Join(err, distinct(slices.Concat(opts.Tokens, t)))
 		}}
 		if _, err := a.tokens.load(); err != nil {
 			return nil, fmt.Errorf("SANDBOX_AUTH_TOKEN_FILE: reading the tokens in %s: %w", opts.File, err)

@@ -34,7 +34,7 @@ func header(kv ...string) http.Header {
 }
 
 func TestBearer(t *testing.T) {
-	tokens, err := ParseTokens("old=first-token,old=second-token\nabc123==\n# a comment\nnew=x==")
+	tokens, err := ParseTokens("old=first-token,old=second-token\nabc123==\n# a comment\nnew=x==", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,11 +114,27 @@ func TestTokensThatAreNone(t *testing.T) {
 		"../x=y-secret":         "a name that is not",
 		"alice=same,bob=same":   "alice and bob have one secret",
 	} {
-		if got, err := ParseTokens(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "y-secret") {
+		got, err := ParseTokens(text, true)
+		if err == nil {
+			_, err = New(t.Context(), Options{Tokens: got})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "y-secret") {
 			t.Errorf("%q: %v, %v, want %q", text, got, err, want)
 		}
 	}
-	if got, err := ParseTokens("alice=same,alice=same,c2VjcmV0cw=="); err != nil || got[2] != (Token{"shared", "c2VjcmV0cw=="}) {
+	for _, text := range []string{"alice=x,bob", "alice=x,shared=y,bob", "alice=x,c2VjcmV0cw=="} {
+		if got, err := ParseTokens(text, false); err == nil {
+			t.Errorf("%q without names: %v", text, got)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("bob=same\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(t.Context(), Options{Tokens: []Token{{"alice", "same"}}, File: file}); err == nil || !strings.Contains(err.Error(), "alice and bob") {
+		t.Errorf("one secret here and in the file: %v", err)
+	}
+	if got, err := ParseTokens("alice=same,alice=same,c2VjcmV0cw==", true); err != nil || got[2] != (Token{"shared", "c2VjcmV0cw=="}) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
