@@ -1131,6 +1131,40 @@ func abort(t *testing.T, there bool) {
 	m.complete(address, fix, "1.1", "1", "latest")
 }
 
+// TestAbortElsewhere is a release whose journal is lost: what can't be put back is named.
+func TestAbortElsewhere(t *testing.T) {
+	for _, c := range []struct{ name, before, last, says string }{
+		{"between the artifact's channels", "1.0.0", "/loomcycle-release/manifests/1", ": 1)"},
+		{"first release, before the artifact's channels", "", "/toolbox/manifests/latest", "is new and stays"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			address, refuse := faulty(t)
+			m := newMaker(t, address)
+			if c.before != "" {
+				if err := Publish(t.Context(), m.options(m.dist(disttest.Small(c.before)))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			refuse(after(c.last))
+			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.1.0")))); err == nil {
+				t.Fatal("it was released")
+			}
+			refuse(none)
+			o := elsewhere(t, m.options(""), 1)
+			var said strings.Builder
+			o.Notice = func(f string, a ...any) { fmt.Fprintf(&said, f+"\n", a...) }
+			err := Abort(t.Context(), o, "1.1.0")
+			if c.before == "" {
+				if err != nil || !strings.Contains(said.String(), c.says) || strings.Contains(said.String(), "no channel had been moved") {
+					t.Errorf("%v\n%s", err, said.String())
+				}
+			} else if err == nil || !strings.Contains(err.Error(), "release:rollback") || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v\n%s", err, said.String())
+			}
+		})
+	}
+}
+
 // TestForgottenRegistry is a second run that is not told of the first one's other registry.
 func TestForgottenRegistry(t *testing.T) {
 	a := registrytest.Start(t, registrytest.Referrers)
