@@ -1121,12 +1121,20 @@ func abort(t *testing.T, there bool) {
 	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
+	o.Notice = func(f string, a ...any) {
+		if said := fmt.Sprintf(f, a...); strings.Contains(said, " -> ") || !strings.HasSuffix(said, ":1.2 is new and stays") {
+			t.Errorf("with nothing to take back: %s", said)
+		}
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil {
+		t.Error(err)
+	}
 	said := false
 	o.Notice = func(f string, a ...any) {
-		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.2.0")
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.1.0")
 	}
-	if err := Abort(t.Context(), o, "1.2.0"); err != nil || !said {
-		t.Errorf("with nothing to take back: said %v, %v", said, err)
+	if err := Abort(t.Context(), o, "1.1.0"); err != nil || !said {
+		t.Errorf("of a version that 1.1.1 has followed: said %v, %v", said, err)
 	}
 	m.complete(address, fix, "1.1", "1", "latest")
 }
