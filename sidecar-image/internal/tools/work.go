@@ -152,16 +152,18 @@ func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin
 }
 
 // render fills in what a command did, and makes the text of it. quota is what the
-// workspace has to say. kept is what both take, in bytes.
-func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, kept int) {
-	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
+// workspace has to say. size is what both take, in bytes.
+func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, size int) {
+	kept := func(w host.Which) string {
+		return text(got.Bytes(w, fmt.Sprintf("\n[... %d bytes left out ...]\n", got.Dropped(w))))
+	}
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut, out.PeakMemory = exit.Code, exit.Signal, exit.OOM, exit.TimedOut, exit.PeakMemory
 	out.DurationMS, out.Truncated, out.Dropped = exit.Duration.Milliseconds(), exit.Dropped > 0, exit.Dropped
-	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
+	stdout, stderr := kept(host.Stdout), kept(host.Stderr)
 	out.Stdout, out.Stderr = c.http.park(stdout), c.http.park(stderr)
 
 	var b strings.Builder
-	both := text(got.Bytes(host.Both, gap))
+	both := kept(host.Both)
 	b.Grow(len(both) + 1<<10) // for the notes, mostly
 	b.WriteString(both)
 	line := func(format string, args ...any) {
