@@ -48,6 +48,9 @@ func TestAnotherPrincipal(t *testing.T) {
 			if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
 				t.Errorf("another's session is answered\n%s\nand one that never was\n%s", foreign.Body, absent.Body)
 			}
+			if !foreign.IsError && foreign.Structured["closed"] != false {
+				t.Errorf("another's session is answered as one's own: %s", foreign.Body)
+			}
 		})
 	}
 	t.Run("by list", func(t *testing.T) {

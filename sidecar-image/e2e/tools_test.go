@@ -110,10 +110,13 @@ func TestTextForms(t *testing.T) {
 				t.Errorf("list: %s", a.Text)
 			}
 			before := time.Now()
-			for range 2 { // idempotent
-				if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" || a.IsError {
+			for _, want := range []string{"closed", "nothing was closed: there is no such session, or not any more"} { // idempotent
+				if a := c.call("sandbox_close", m{"session_id": id}); a.Text != want || a.IsError || a.Structured["closed"] != (want == "closed") || a.Structured["session_id"] != id {
 					t.Errorf("close: %+v", a)
 				}
+			}
+			if a := c.call("sandbox_close_run", m{"root_run_id": "nobody's"}); a.Text != "closed 0 sessions" || a.IsError || a.Structured["closed"] != 0.0 {
+				t.Errorf("close of an unknown run: %+v", a)
 			}
 			t.Logf("close took %v", time.Since(before))
 			if a := c.exec(id, "true"); !a.IsError || !strings.Contains(a.Text, "there is no such session") {

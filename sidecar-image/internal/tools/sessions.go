@@ -152,16 +152,16 @@ type idIn struct {
 
 type closeOut struct {
 	SessionID string `json:"session_id"`
-	Closed    bool   `json:"closed"`
+	Closed    bool   `json:"closed" jsonschema:"whether this call closed it; false when there was no such session of the caller's, or not any more"`
 }
 
-// closeOne answers the same whether the session was open, closed, another's or
-// never there.
+// closeOne answers the same whether the session was closed before, is another's
+// or never was; and it is no error to want it gone.
 func closeOne(_ context.Context, c *call, in idIn) (*result, closeOut, error) {
-	if s, err := c.get(in.SessionID); err == nil {
-		c.Sessions.CloseSession(s, "closed")
+	if s, err := c.get(in.SessionID); err == nil && c.Sessions.CloseSession(s, session.ByClose) {
+		return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
 	}
-	return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
+	return &result{text: "nothing was closed: there is no such session, or not any more"}, closeOut{in.SessionID, false}, nil
 }
 
 type listed struct {

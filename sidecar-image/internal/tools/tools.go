@@ -184,6 +184,8 @@ func kindOf(got *result, err error) string {
 	switch {
 	case errors.As(err, &w):
 		return "wrong_argument"
+	case errors.As(err, new(*session.Ended)):
+		return "session_ended"
 	case errors.Is(err, session.ErrUnknown):
 		return "unknown_session"
 	case errors.Is(err, engine.ErrUnavailable):

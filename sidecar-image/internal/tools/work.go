@@ -237,7 +237,10 @@ func (c *call) progress(ctx context.Context, began time.Time, live <-chan *host.
 // explain turns an operation's failure into the sentence for the caller.
 func explain(s *session.Session, err error, path string) error {
 	var we *wire.Error
+	over := s.Over()
 	switch {
+	case errors.Is(err, host.ErrLost) && over != nil:
+		return fmt.Errorf("the call was ended: %w", over)
 	case errors.Is(err, host.ErrLost):
 		return fmt.Errorf("the session's container or the engine went away under the call; try once more, and open a new session if that fails (%w)", err)
 	case errors.As(err, &we) && path != "":
