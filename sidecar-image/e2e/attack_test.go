@@ -298,6 +298,24 @@ func TestResourceAttacks(t *testing.T) {
 	}
 }
 
+// A session full of processes that never end says what there is to do, which works.
+func TestFullOfProcesses(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_PIDS": "64"})
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, `perl -e 'while (1) { defined(fork) or sleep 1 }' >/dev/null 2>&1 &`)
+	eventually(t, 20*time.Second, "a command is refused with what to do", func() bool {
+		a := c.exec(id, "true")
+		return a.IsError && strings.HasPrefix(a.Text, "the session is at its limit of processes") && strings.Contains(a.Text, "sandbox_close")
+	})
+	if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" {
+		t.Errorf("close: %+v", a)
+	}
+	if a := c.exec(c.open(m{}), "echo fine"); a.Text != "fine\n" {
+		t.Errorf("in another: %+v", a)
+	}
+}
+
 func TestHTTPAttacks(t *testing.T) {
 	s := start(t, "runc", nil)
 	c := s.client()

@@ -95,11 +95,10 @@ func (c *conn) start(stream uint32, o *op, m wire.Exec) (*command, *wire.Error) 
 	closeAll(in, outW, errW)
 	if err != nil {
 		closeAll(inW, outR, errR)
-		code, hint := wire.CodeFailed, ""
 		if err == syscall.EAGAIN {
-			code, hint = wire.CodeBusy, " (the session is at its process limit)"
+			return bad(wire.CodeBusy, "the session is at its limit of processes, so bash does not start (%v): wait until some have ended; if none do, close it with sandbox_close and open another", err)
 		}
-		return bad(code, "starting bash: %v%s", err, hint)
+		return bad(wire.CodeFailed, "starting bash: %v", err)
 	}
 	cmd.out = newCollector(m.MaxOutput, func(ch wire.Channel, b []byte) bool { return c.output(stream, o, ch, b) })
 	stdout := newSource(outR, wire.Stdout, nil)
