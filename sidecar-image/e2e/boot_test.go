@@ -46,6 +46,26 @@ func TestSecondSidecar(t *testing.T) {
 	c.open(m{"mem_mb": 64}) // so its podman's socket is there
 }
 
+// A machine that has fewer processes than one principal may fill is a matter where
+// there is another.
+func TestProcessLimitWarning(t *testing.T) {
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		want bool
+	}{
+		"one principal":       {map[string]string{"SANDBOX_MAX_PIDS": "1048576"}, false}, // more than pid_max can be, times the sessions
+		"two":                 {map[string]string{"SANDBOX_MAX_PIDS": "1048576", "SANDBOX_AUTH_TOKENS": "other=" + otherToken}, true},
+		"two who are bounded": {map[string]string{"SANDBOX_MAX_PIDS": "1024", "SANDBOX_AUTH_TOKENS": "other=" + otherToken}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, "runc", tc.env)
+			if got := strings.Contains(s.log.String(), "limit of processes"); got != tc.want {
+				t.Errorf("the log warns: %v\n%s", got, s.log)
+			}
+		})
+	}
+}
+
 // While the session image is pulled, or the key set fetched, the sidecar lives, is
 // not ready, and ends when it is told to.
 func TestSlowBoot(t *testing.T) {

@@ -234,6 +234,19 @@ func (a *Authenticator) Tokens() []Token {
 	return slices.Concat(a.opts.Tokens, held)
 }
 
+// Several tells whether calls may come from more than one principal, by the tokens
+// that there are now.
+func (a *Authenticator) Several() bool {
+	names := map[string]bool{}
+	for _, t := range a.Tokens() {
+		names[t.Name] = true
+	}
+	if a.opts.Anon {
+		names[Anonymous] = true
+	}
+	return a.opts.JWKS != "" || len(names) > 1
+}
+
 // ErrToken answers a request without a valid bearer token.
 var ErrToken = errors.New("a valid Authorization: Bearer token is required")
 
