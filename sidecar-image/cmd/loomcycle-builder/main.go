@@ -20,6 +20,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/jsonlog"
 	"github.com/loomcycle/loomcycle-images/internal/pid1"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/cgroup"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
@@ -94,7 +95,7 @@ func run(args []string, getenv func(string) string, out io.Writer) error {
 func serve(c *config.Config) error {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.Log))
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := jsonlog.New(os.Stderr, level)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// Below PID 1, which is our own reaper or the engine's: the nested podman's containers will be below us.
