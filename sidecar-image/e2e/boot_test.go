@@ -107,3 +107,22 @@ func slowBoot(t *testing.T, env map[string]string) {
 		t.Errorf("it ended with %d", code)
 	}
 }
+
+// An image that is in no registry, and not in the engine, has to be loaded: the boot
+// ends with that.
+func TestAbsentImage(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	for _, pull := range []string{"missing", "never"} {
+		s := prepare(t, "runc", map[string]string{"SANDBOX_IMAGE": "localhost/absent:1", "SANDBOX_IMAGE_PULL": pull}, p)
+		s.begin()
+		select {
+		case <-s.ended:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("it goes on:\n%s", s.log)
+		}
+		if s.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(s.log.String(), "the session image localhost/absent:1 is not in the engine, and localhost/ is no registry") {
+			t.Errorf("SANDBOX_IMAGE_PULL=%s: it ended with %d:\n%s", pull, s.cmd.ProcessState.ExitCode(), s.log)
+		}
+	}
+}
