@@ -314,14 +314,12 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 		return n, nil
 	}
 	d.sweep()
-	if findRunc() == "" {
-		if err := host.Need(ctx, d.opts.Log, "runc"); err != nil {
-			return nil, fmt.Errorf("buildkitd needs runc, unless BUILDKIT_HOST names a daemon elsewhere: %w", err)
-		}
-		var err error // the paths may be others now
-		if p, err = d.plan(ctx); err != nil {
-			return nil, err
-		}
+	if err := d.need(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if p, err = d.plan(ctx); err != nil { // runc has a path only now, perhaps
+		return nil, err
 	}
 	if err := p.bin.ensure(ctx, d.opts.notice, d.opts.Log); err != nil {
 		return nil, err
@@ -519,6 +517,22 @@ func writeJSON(path string, v any) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
+// need gets the programs that are missing, or says all that is, before minutes
+// go into compiling.
+func (d *Daemon) need(ctx context.Context) error {
+	programs, ids := lacking()
+	err := host.Need(ctx, d.opts.Log, append(programs, d.opts.Programs...)...)
+	switch {
+	case err == nil && ids == nil:
+		return nil
+	case err == nil:
+		err = ids
+	case ids != nil:
+		err = fmt.Errorf("%w, and %w", err, ids)
+	}
+	return fmt.Errorf("no private buildkitd can start, and BUILDKIT_HOST names none elsewhere: %w", err)
+}
+
 // findRunc is the path of runc, "" when there is none. An ordinary user's PATH
 // lacks the sbin folders, where Debian puts it.
 func findRunc() string {
@@ -526,7 +540,7 @@ func findRunc() string {
 		return p
 	}
 	for _, p := range []string{"/usr/sbin/runc", "/usr/local/sbin/runc"} {
-		if _, err := os.Stat(p); err == nil {
+		if p, err := exec.LookPath(p); err == nil {
 			return p
 		}
 	}
