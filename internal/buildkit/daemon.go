@@ -132,8 +132,8 @@ func (d *Daemon) connect(ctx context.Context) (*Node, error) {
 type plan struct {
 	bin    binary
 	config string
-	// key changes with the program, its configuration and its proxies: a
-	// daemon of another key is replaced when it is idle.
+	// key changes with the program, its configuration, its proxies and whom it
+	// trusts: a daemon of another key is replaced when it is idle.
 	key string
 }
 
@@ -152,6 +152,10 @@ func (d *Daemon) plan(ctx context.Context) (plan, error) {
 	for _, v := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
 		fmt.Fprintln(key, d.opts.Getenv(v), d.opts.Getenv(strings.ToLower(v)))
 	}
+	// Both are read once, at the first https request.
+	file := d.opts.Getenv("SSL_CERT_FILE")
+	authorities, _ := os.ReadFile(file)
+	fmt.Fprintf(key, "%s\n%x\n%s\n", file, sha256.Sum256(authorities), d.opts.Getenv("SSL_CERT_DIR"))
 	p.key = hex.EncodeToString(key.Sum(nil))[:16]
 	return p, nil
 }
