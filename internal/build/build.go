@@ -76,14 +76,14 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 		return nil, err
 	}
 	if b.Builder == nil {
-		conn, err := buildkit.Connect(ctx, buildkit.Options{Getenv: b.Getenv, Log: b.Log, Platforms: b.Platform, Root: b.Root, Programs: b.programs()})
+		conn, err := buildkit.Connect(ctx, buildkit.Options{Getenv: b.Getenv, Log: b.Log, Platforms: b.Platform, Root: b.Root, Programs: programs(b.Getenv)})
 		if err != nil {
 			return nil, explain(err)
 		}
 		defer conn.Close()
 		b.Builder = conn
 	}
-	if err := host.Need(ctx, b.Log, b.programs()...); err != nil {
+	if err := host.Need(ctx, b.Log, programs(b.Getenv)...); err != nil {
 		return nil, explain(err)
 	}
 	stage, err := dist.Stage(b.Dist, b.compress)
@@ -118,8 +118,8 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 }
 
 // programs are what a build needs of this machine, whoever runs its solves.
-func (b *builder) programs() []string {
-	if b.Getenv("NPM_CONFIG_REGISTRY") == "" && b.Getenv("npm_config_registry") == "" {
+func programs(getenv func(string) string) []string {
+	if getenv("NPM_CONFIG_REGISTRY") == "" && getenv("npm_config_registry") == "" {
 		return []string{"npm"} // it knows which registry this machine uses
 	}
 	return nil
