@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
@@ -51,7 +53,7 @@ func TestSecondSidecar(t *testing.T) {
 func TestSlowBoot(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"pull":    {"SANDBOX_IMAGE": "%s/session:1", "SANDBOX_IMAGE_PULL": "missing"},
-		"key set": {"SANDBOX_IDENTITY_JWKS": "http://%s/keys"},
+		"key set": {"SANDBOX_IDENTITY_JWKS": "http://%s/keys", "SANDBOX_MAX_SESSION": "s3cret"},
 	} {
 		t.Run(name, func(t *testing.T) { slowBoot(t, env) })
 	}
@@ -87,6 +89,12 @@ func slowBoot(t *testing.T, env map[string]string) {
 		resp.Body.Close()
 		if resp.StatusCode != want || want != http.StatusOK && !strings.Contains(string(text), "the sidecar is starting") {
 			t.Errorf("%s answers %s, %s", path, resp.Status, text)
+		}
+	}
+	for name := range env { // a typo is told, and nothing of its value
+		typo := !slices.ContainsFunc(config.Vars, func(v config.Var) bool { return v.Name == name })
+		if text := s.log.String(); strings.Contains(text, "the sidecar reads no variable "+name) != typo || strings.Contains(text, "s3cret") {
+			t.Errorf("%s: the log is\n%s", name, text)
 		}
 	}
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)

@@ -127,7 +127,7 @@ func TestRaw2024(t *testing.T) {
 	if result, _ := v["result"].(map[string]any); len(result["tools"].([]any)) != len(toolNames) || v["id"] != 7.0 {
 		t.Errorf("tools/list: %v", v)
 	}
-	if status, _, v := post(`{"jsonrpc":"2.0","id":8,"method":"nope"}`); v["error"] == nil && status != http.StatusBadRequest {
+	if status, _, v := post(`{"jsonrpc":"2.0","id":8,"method":"nope"}`); status != http.StatusOK || v["id"] != 8.0 || v["error"].(map[string]any)["code"] != -32601.0 {
 		t.Errorf("an unknown method: %d %v", status, v)
 	}
 	if a := s.as(map[string]string{"Mcp-Session-Id": "whatever"}).call("sandbox_list", m{}); a.IsError || a.Text != `{"sessions":[]}` {
