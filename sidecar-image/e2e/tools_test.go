@@ -176,7 +176,14 @@ func TestOpenArguments(t *testing.T) {
 	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.1.8 keeps the sticky bit of the image's folder
 		t.Errorf("inside: %q", a.Text)
 	}
-	c.open(m{})
+	a = s.as(map[string]string{"X-Loom-Sandbox-Env-Gh-Token": "s3cret"}).call("sandbox_open", m{})
+	if got, _ := a.Structured["notes"].([]any); !slices.Equal(got, []any{"environment headers were ignored: the operator has not set SANDBOX_ALLOW_ENV_INJECTION"}) {
+		t.Errorf("of environment that is not allowed it tells %q", got)
+	}
+	plain, _ := a.Structured["session_id"].(string)
+	if a := c.exec(plain, "env | grep -c s3cret"); a.Text != "0\n[exit: 1]" {
+		t.Errorf("environment that is not allowed is there: %+v", a)
+	}
 	c.open(m{})
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL is 3") {
 		t.Errorf("a session above the cap: %+v", a)
