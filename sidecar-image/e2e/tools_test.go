@@ -187,7 +187,7 @@ func TestOpenArguments(t *testing.T) {
 		{m{"workspace": "ws"}, "SANDBOX_WORKSPACE_ROOT"},
 		{m{"workspace": "../up"}, "workspace: a name has 1 to 64 characters"},
 		{m{"privileged": true}, `arguments: "privileged" is none of this tool's; it takes cpu, image,`},
-		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small, 1 to 86400 are allowed"},
+		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small, 1 to 20000 are allowed"},
 		{m{"cpu": "many"}, "cpu: has to be a number, not a string"},
 	} {
 		if a := c.call("sandbox_open", tc.args); !a.IsError || !strings.Contains(a.Text, tc.want) {
@@ -195,7 +195,7 @@ func TestOpenArguments(t *testing.T) {
 		}
 	}
 	a := c.call("sandbox_open", m{"cpu": 1024, "mem_mb": json.Number("99999999999999999999"), "pids": 9999, "tmpfs_mb": 9999, "ttl_seconds": 99999})
-	want := []any{"tmpfs_mb 9999 was cut to 256, the operator's limit", "mem_mb 99999999999999999999 was cut to 600, the operator's limit", fmt.Sprintf("cpu 1024 was cut to %d, the operator's limit", cpus), "pids 9999 was cut to 700, the operator's limit", "ttl_seconds 99999 was cut to 20000, the operator's limit"}
+	want := []any{"tmpfs_mb 9999 was cut to 256, the operator's limit", "mem_mb 99999999999999999999 was cut to 600, the operator's limit", "pids 9999 was cut to 700, the operator's limit", "ttl_seconds 99999 was cut to 20000, the operator's limit", fmt.Sprintf("cpu 1024 was cut to %d, the operator's limit", cpus)}
 	if got, _ := a.Structured["notes"].([]any); !slices.Equal(got, want) {
 		t.Errorf("of what was cut it tells\n%q instead of\n%q", got, want)
 	}
