@@ -42,6 +42,9 @@ type Options struct {
 	// Root is the checkout, which holds tools/buildkitd; empty means the
 	// nearest parent of the working directory that does.
 	Root string
+	// Programs are what the caller needs of this machine, too: when a private
+	// daemon can't start, one error names them with what it lacks itself.
+	Programs []string
 }
 
 func (o Options) withDefaults() (Options, error) {

@@ -36,9 +36,7 @@ import (
 // program alone comes from the project's own cache: compiling it takes minutes.
 func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffer) {
 	t.Helper()
-	if err := canRun(); err != nil {
-		citest.Skip(t, "%v", err)
-	}
+	canRun(t)
 	dir := t.TempDir()
 	shareProgram(t, dir)
 	log := &syncbuf.Buffer{}
@@ -58,13 +56,13 @@ func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffe
 	return d, opts, log
 }
 
-// canRun says why no private daemon can run here.
-func canRun() error {
-	if os.Geteuid() == 0 {
-		return nil
+// canRun skips the test where an ordinary user can run no private daemon: root
+// gets what is missing.
+func canRun(t *testing.T) {
+	t.Helper()
+	if programs, ids := lacking(); os.Geteuid() != 0 && (len(programs) > 0 || ids != nil) {
+		citest.Skip(t, "missing: %q, %v", programs, ids)
 	}
-	_, err := rootlesskit()
-	return err
 }
 
 func shareProgram(t *testing.T, dir string) {
@@ -816,11 +814,8 @@ func TestDiscardInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Geteuid() != 0 {
-		kit, err := rootlesskit()
-		if err != nil {
-			citest.Skip(t, "%v", err)
-		}
-		if out, err := exec.Command(kit, "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
+		canRun(t)
+		if out, err := exec.Command("rootlesskit", "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if os.RemoveAll(dir) == nil {

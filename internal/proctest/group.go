@@ -9,8 +9,8 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
-// Group is a command with all that it starts, as a terminal runs it: what a test
-// signals is the whole process group.
+// Group is a command with all that it starts, as a terminal runs it: in a
+// process group of its own.
 type Group struct {
 	Out syncbuf.Buffer // stdout and stderr
 
@@ -58,12 +58,13 @@ func (g *Group) Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Interrupt sends a signal to every process of the group, and returns how long the
-// command then took to end. It must end as a command that has failed.
-func (g *Group) Interrupt(t testing.TB, signal syscall.Signal) time.Duration {
+// Interrupt tells the command to end, with a signal to its process or, as -pid, to all
+// of the group, and returns how long it took until the last that has its output ended.
+// The command must end as one that has failed.
+func (g *Group) Interrupt(t testing.TB, tell func(pid int) error) time.Duration {
 	t.Helper()
 	start := time.Now()
-	if err := syscall.Kill(-g.cmd.Process.Pid, signal); err != nil {
+	if err := tell(g.cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	select {
