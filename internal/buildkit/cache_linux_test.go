@@ -59,7 +59,8 @@ func TestRemoteCaches(t *testing.T) {
 				return kv
 			}
 			run, locals := steps(t)
-			state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2")})
+			large := llb.Scratch().File(llb.Copy(llb.Local("t"), "/step", "/step")) // uploaded in parts
+			state := llb.Merge([]llb.State{layer(run, "one", "1"), large})
 			_, opts, log := fresh(t, with("CACHE_TO", c.to))
 			first, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
 			if strings.Contains(log.String(), "CACHED") {
@@ -231,7 +232,10 @@ func (a *actions) blob(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 	case q.Get("comp") == "blocklist":
 		var list struct{ Latest []string }
-		err = xml.Unmarshal(body, &list)
+		if err := xml.Unmarshal(body, &list); err != nil || len(list.Latest) < 2 {
+			http.Error(w, "no list of blocks", http.StatusBadRequest)
+			return
+		}
 		for _, id := range list.Latest {
 			e.content = append(e.content, e.blocks[id]...)
 		}
