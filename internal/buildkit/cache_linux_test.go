@@ -41,6 +41,12 @@ func TestRemoteCaches(t *testing.T) {
 	defer s3.Close()
 	at := ",region=r,bucket=cache,use_path_style=true,endpoint_url=" + s3.URL
 	gha := newActions(t)
+	azure := newBlobs(func(r *http.Request) bool {
+		return strings.HasPrefix(r.Header.Get("Authorization"), "SharedKey builder:")
+	})
+	account := httptest.NewServer(azure)
+	defer account.Close()
+	in := ",account_name=builder,container=cache,secret_access_key=" + base64.StdEncoding.EncodeToString([]byte("not a secret")) + ",account_url=" + account.URL
 
 	for _, c := range []struct {
 		name, to, from string
@@ -50,7 +56,8 @@ func TestRemoteCaches(t *testing.T) {
 		{"local", "type=local,mode=max,dest=" + dir, "type=local,src=" + dir, nil, func(t *testing.T) { compressed(t, filepath.Join(dir, "v-amd64")) }},
 		{"registry", "type=registry,mode=max" + ref, "type=registry" + ref, nil, nil},
 		{"s3", "type=s3,mode=max" + at, "type=s3" + at, keys, func(t *testing.T) { inBucket(t, bucket) }},
-		{"gha", "type=gha,mode=max", "type=gha", nil, func(t *testing.T) { gha.check(t) }},
+		{"gha", "type=gha,mode=max", "type=gha", nil, func(t *testing.T) { gha.check(t, "/blob/buildkit-blob-1-sha256:", "/blob/index-buildkit-v-amd64-1-") }},
+		{"azblob", "type=azblob,mode=max" + in, "type=azblob" + in, nil, func(t *testing.T) { azure.check(t, "/cache/blobs/sha256:", "/cache/manifests/buildkit-v-amd64") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			with := func(key, value string) map[string]string {
@@ -141,20 +148,86 @@ func inBucket(t *testing.T, bucket *s3mem.Backend) {
 	}
 }
 
-// actions is GitHub's cache service, version 2: entries are reserved, found and
-// finished over twirp (github.actions.results.api.v1.CacheService), and their
-// content is in blobs of Azure (Put Blob, or Put Block and Put Block List).
-type actions struct {
-	url, token string
+// blobs is the Blob service of Azure as far as a cache uses it: Put Blob, Put Block
+// and Put Block List, Get Blob and its properties, and those of a container.
+type blobs struct {
+	admits func(*http.Request) bool
 
 	mu      sync.Mutex
-	entries map[string]*entry
+	blocks  map[string][]byte // by path and id
+	content map[string][]byte // by path
 }
 
-type entry struct {
-	blocks   map[string][]byte
-	content  []byte
-	finished bool
+func newBlobs(admits func(*http.Request) bool) *blobs {
+	return &blobs{admits: admits, blocks: map[string][]byte{}, content: map[string][]byte{}}
+}
+
+func (b *blobs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	path, q := r.URL.Path, r.URL.Query()
+	content, there := b.content[path]
+	w.Header().Set("x-ms-request-id", "1")
+	switch read := r.Method == http.MethodGet || r.Method == http.MethodHead; {
+	case err != nil || !b.admits(r):
+		w.WriteHeader(http.StatusForbidden)
+	case read && q.Get("restype") == "container":
+	case read && !there:
+		w.Header().Set("x-ms-error-code", "BlobNotFound")
+		w.WriteHeader(http.StatusNotFound)
+	case read:
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+	case r.Method != http.MethodPut:
+		w.WriteHeader(http.StatusMethodNotAllowed)
+	case q.Get("comp") == "block":
+		b.blocks[path+" "+q.Get("blockid")] = body
+		w.WriteHeader(http.StatusCreated)
+	case q.Get("comp") == "blocklist":
+		var list struct{ Latest []string }
+		if err := xml.Unmarshal(body, &list); err != nil || len(list.Latest) < 2 {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		var whole []byte
+		for _, id := range list.Latest {
+			whole = append(whole, b.blocks[path+" "+id]...)
+		}
+		b.content[path] = whole
+		w.WriteHeader(http.StatusCreated)
+	default:
+		b.content[path] = body
+		w.WriteHeader(http.StatusCreated)
+	}
+}
+
+// check demands layers, and one record of the job with them.
+func (b *blobs) check(t *testing.T, layer, record string) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var layers, records int
+	for path := range b.content {
+		if strings.HasPrefix(path, layer) {
+			layers++
+		}
+		if strings.HasPrefix(path, record) {
+			records++
+		}
+	}
+	if layers < 2 || records != 1 {
+		t.Errorf("%d layers and %d records of the job are among the %d blobs", layers, records, len(b.content))
+	}
+}
+
+// actions is GitHub's cache service, version 2: entries are reserved, finished and
+// found over twirp (github.actions.results.api.v1.CacheService), and are blobs of Azure.
+type actions struct {
+	*blobs
+	url, token string
+
+	mu       sync.Mutex
+	finished map[string]bool // by key; false is an entry that is being written
 }
 
 // newActions starts a service and says where it is as GitHub's runner does.
@@ -162,11 +235,12 @@ func newActions(t *testing.T) *actions {
 	t.Helper()
 	part := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
 	now := time.Now().Unix()
-	a := &actions{entries: map[string]*entry{}, token: part(`{"alg":"HS256","typ":"JWT"}`) + "." +
+	a := &actions{finished: map[string]bool{}, token: part(`{"alg":"HS256","typ":"JWT"}`) + "." +
 		part(fmt.Sprintf(`{"ac":"[{\"Scope\":\"refs/heads/main\",\"Permission\":3}]","nbf":%d,"exp":%d}`, now-60, now+3600)) + "." + part("-")}
+	a.blobs = newBlobs(func(r *http.Request) bool { return r.URL.Query().Get("sig") == "x" })
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /twirp/github.actions.results.api.v1.CacheService/{method}", a.service)
-	mux.HandleFunc("/blob/{key}", a.blob)
+	mux.Handle("/blob/", a.blobs)
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	a.url = srv.URL
@@ -181,31 +255,35 @@ func (a *actions) service(w http.ResponseWriter, r *http.Request) {
 		Key         string
 		RestoreKeys []string `json:"restore_keys"`
 		Version     string
-		SizeBytes   int64 `json:"size_bytes"`
+		SizeBytes   int `json:"size_bytes"`
 	}
 	if err := json.NewDecoder(r.Body).Decode(&req); err != nil || req.Key == "" || req.Version == "" || r.Header.Get("Authorization") != "Bearer "+a.token {
 		http.Error(w, "bad request", http.StatusBadRequest)
 		return
 	}
+	signed := func(key string) string { return a.url + "/blob/" + url.PathEscape(key) + "?sig=x" }
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	answer := map[string]any{"ok": false}
-	switch e := a.entries[req.Key]; r.PathValue("method") {
+	switch _, reserved := a.finished[req.Key]; r.PathValue("method") {
 	case "CreateCacheEntry":
-		if e == nil { // an entry is never written twice
-			a.entries[req.Key] = &entry{blocks: map[string][]byte{}}
-			answer = map[string]any{"ok": true, "signed_upload_url": a.url + "/blob/" + url.PathEscape(req.Key) + "?sig=x"}
+		if !reserved { // an entry is never written twice
+			a.finished[req.Key] = false
+			answer = map[string]any{"ok": true, "signed_upload_url": signed(req.Key)}
 		}
 	case "FinalizeCacheEntryUpload":
-		if e != nil && int64(len(e.content)) == req.SizeBytes {
-			e.finished = true
+		a.blobs.mu.Lock()
+		size := len(a.content["/blob/"+req.Key])
+		a.blobs.mu.Unlock()
+		if reserved && size == req.SizeBytes {
+			a.finished[req.Key] = true
 			answer = map[string]any{"ok": true, "entry_id": "1"}
 		}
 	case "GetCacheEntryDownloadURL":
 		for _, prefix := range append([]string{req.Key}, req.RestoreKeys...) {
-			for key, e := range a.entries {
-				if e.finished && strings.HasPrefix(key, prefix) {
-					answer = map[string]any{"ok": true, "matched_key": key, "signed_download_url": a.url + "/blob/" + url.PathEscape(key) + "?sig=x"}
+			for key, finished := range a.finished {
+				if finished && strings.HasPrefix(key, prefix) {
+					answer = map[string]any{"ok": true, "matched_key": key, "signed_download_url": signed(key)}
 				}
 			}
 		}
@@ -214,53 +292,4 @@ func (a *actions) service(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = json.NewEncoder(w).Encode(answer)
-}
-
-func (a *actions) blob(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	e, q := a.entries[r.PathValue("key")], r.URL.Query()
-	w.Header().Set("x-ms-request-id", "1")
-	switch {
-	case err != nil || e == nil || q.Get("sig") != "x" || (r.Method == http.MethodPut) == e.finished:
-		http.Error(w, "no such blob", http.StatusNotFound)
-	case r.Method == http.MethodGet:
-		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(e.content))
-	case q.Get("comp") == "block":
-		e.blocks[q.Get("blockid")] = body
-		w.WriteHeader(http.StatusCreated)
-	case q.Get("comp") == "blocklist":
-		var list struct{ Latest []string }
-		if err := xml.Unmarshal(body, &list); err != nil || len(list.Latest) < 2 {
-			http.Error(w, "no list of blocks", http.StatusBadRequest)
-			return
-		}
-		for _, id := range list.Latest {
-			e.content = append(e.content, e.blocks[id]...)
-		}
-		w.WriteHeader(http.StatusCreated)
-	default:
-		e.content = body
-		w.WriteHeader(http.StatusCreated)
-	}
-}
-
-// check demands layers and an index of the job.
-func (a *actions) check(t *testing.T) {
-	t.Helper()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var layers, indexes int
-	for key, e := range a.entries {
-		if e.finished && strings.HasPrefix(key, "buildkit-blob-1-sha256:") {
-			layers++
-		}
-		if e.finished && strings.HasPrefix(key, "index-buildkit-v-amd64-1-") {
-			indexes++
-		}
-	}
-	if layers < 2 || indexes != 1 {
-		t.Errorf("the service has %d layers and %d indexes of the job among %d entries", layers, indexes, len(a.entries))
-	}
 }

@@ -93,6 +93,12 @@ func TestBuildx(t *testing.T) {
 		}
 	}
 
+	off := opts
+	off.Getenv = env(map[string]string{"DOCKER_HOST": "unix:///dev/null"})
+	if b := connected(t, off); b.def.Source != "private daemon" || strings.Contains(log.String(), "passing over") {
+		t.Errorf("with docker switched off %+v is used:\n%s", b.def, log)
+	}
+
 	for _, d := range []*Daemon{amd64, arm64} {
 		if err := d.Down(t.Context()); err != nil {
 			t.Fatal(err)
