@@ -486,6 +486,38 @@ func TestCancel(t *testing.T) {
 		<-done
 		cancel()
 	}
+
+	// Two clients with the same token count their requests from 1: a session id tells
+	// whose is cancelled.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	one, two, third := s.as(map[string]string{"Mcp-Session-Id": "one"}), s.as(map[string]string{"Mcp-Session-Id": "two"}), s.as(map[string]string{"Mcp-Session-Id": "third"})
+	ended := map[*client]chan answer{one: make(chan answer, 1), two: make(chan answer, 1)}
+	for c, command := range map[*client]string{one: "sleep 78", two: "until [ -f go ]; do sleep 0.05; done; echo well"} {
+		go func() {
+			a, err := c.try(ctx, "sandbox_exec", m{"session_id": id, "command": command})
+			if err != nil {
+				a.Text = err.Error()
+			}
+			ended[c] <- a
+		}()
+	}
+	eventually(t, 10*time.Second, "both run", func() bool {
+		running := third.exec(id, "ps -eo args").Text
+		return strings.Contains(running, "\nsleep 78") && strings.Contains(running, "bash -c until")
+	})
+	resp, err := one.post(ctx, []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if a := <-ended[one]; a.Text != "the call was cancelled" || !a.IsError || strings.Contains(third.exec(id, "ps -eo args").Text, "\nsleep 78") {
+		t.Errorf("the cancelled call: %+v", a)
+	}
+	third.exec(id, "touch go")
+	if a := <-ended[two]; a.Text != "well\n" || a.IsError {
+		t.Errorf("the other's call: %+v", a)
+	}
 }
 
 // small mounts a file system of a known size.

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -167,7 +169,8 @@ func TestLongCommands(t *testing.T) {
 }
 
 func TestOpenArguments(t *testing.T) {
-	s := start(t, "runc", map[string]string{"SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3", "SANDBOX_MAX_SESSIONS": "4", "SANDBOX_AUTH_TOKENS": "other=" + otherToken})
+	cpus := runtime.NumCPU() // docker refuses a container that asks for more
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_CPU": "1024", "SANDBOX_MAX_MEM_MB": "600", "SANDBOX_MAX_PIDS": "700", "SANDBOX_MAX_TMPFS_MB": "256", "SANDBOX_MAX_TTL_SECONDS": "20000", "SANDBOX_MAX_OUTPUT_BYTES": "65536", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "3", "SANDBOX_MAX_SESSIONS": "4", "SANDBOX_AUTH_TOKENS": "other=" + otherToken})
 	c := s.client()
 	for _, tc := range []struct {
 		args m
@@ -179,31 +182,53 @@ func TestOpenArguments(t *testing.T) {
 		{m{"mem_mb": 0}, "mem_mb: 0 is too small, 16 to 600 are allowed"},
 		{m{"mem_mb": "512"}, "mem_mb: has to be a whole number, not a string"},
 		{m{"network": strings.Repeat("n", 20000)}, `network: "nnnn`},
-		{m{"pids": 1}, "pids: 1 is too small, 16 to 4096 are allowed"},
+		{m{"pids": 1}, "pids: 1 is too small, 16 to 700 are allowed"},
 		{m{"image": "other"}, `image: "other" is not on the operator's list (SANDBOX_IMAGES); allowed: default`},
 		{m{"workspace": "ws"}, "SANDBOX_WORKSPACE_ROOT"},
 		{m{"workspace": "../up"}, "workspace: a name has 1 to 64 characters"},
 		{m{"privileged": true}, `arguments: "privileged" is none of this tool's; it takes cpu, image,`},
-		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small, 1 to 86400 are allowed"},
+		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small, 1 to 20000 are allowed"},
 		{m{"cpu": "many"}, "cpu: has to be a number, not a string"},
 	} {
 		if a := c.call("sandbox_open", tc.args); !a.IsError || !strings.Contains(a.Text, tc.want) {
 			t.Errorf("%v: %q does not say %q", tc.args, a.Text, tc.want)
 		}
 	}
-	a := c.call("sandbox_open", m{"mem_mb": json.Number("99999999999999999999"), "cpu": 0.5, "pids": 64, "tmpfs_mb": 8, "ttl_seconds": 600})
-	if !strings.Contains(a.Text, "mem_mb 99999999999999999999 was cut to 600, the operator's limit") {
-		t.Errorf("the clamped memory is not told: %s", a.Text)
+	a := c.call("sandbox_open", m{"cpu": 1024, "mem_mb": json.Number("99999999999999999999"), "pids": 9999, "tmpfs_mb": 9999, "ttl_seconds": 99999})
+	want := []any{"tmpfs_mb 9999 was cut to 256, the operator's limit", "mem_mb 99999999999999999999 was cut to 600, the operator's limit", "pids 9999 was cut to 700, the operator's limit", "ttl_seconds 99999 was cut to 20000, the operator's limit", fmt.Sprintf("cpu 1024 was cut to %d, the operator's limit", cpus)}
+	if got, _ := a.Structured["notes"].([]any); !slices.Equal(got, want) {
+		t.Errorf("of what was cut it tells\n%q instead of\n%q", got, want)
+	}
+	most, _ := a.Structured["session_id"].(string)
+	const limits = "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}} "
+	if got, want := s.podmanOut("inspect", "loomcycle-"+most, "--format", limits), fmt.Sprintf("629145600 629145600 700 %d", cpus*1e9); got != want {
+		t.Errorf("the container that was cut is %s instead of %s", got, want)
+	}
+	const note = "\n268435456\n[output truncated: 34473 of 100009 bytes left out of the middle]\n[note: max_output_bytes 999999 was cut to 65536, the operator's limit]"
+	if a := c.call("sandbox_exec", m{"session_id": most, "command": "head -c 99998 /dev/zero | tr '\\0' x; echo; df -B1 --output=size /work | tail -n 1 | tr -d ' '", "max_output_bytes": 999999}); !strings.HasSuffix(a.Text, note) {
+		t.Errorf("output above the limit: ...%s", a.Text[max(0, len(a.Text)-2*len(note)):])
+	}
+	c.call("sandbox_close", m{"session_id": most})
+	a = c.call("sandbox_open", m{"mem_mb": 600, "cpu": 0.5, "pids": 64, "tmpfs_mb": 8, "ttl_seconds": 600})
+	if a.Structured["notes"] != nil {
+		t.Errorf("nothing was cut, and it tells %v", a.Structured["notes"])
 	}
 	id, _ := a.Structured["session_id"].(string)
-	in := s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}} {{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.Config.User}} {{.EffectiveCaps}} {{.HostConfig.SecurityOpt}}")
+	in := s.podmanOut("inspect", "loomcycle-"+id, "--format", limits+"{{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.Config.User}} {{.EffectiveCaps}} {{.HostConfig.SecurityOpt}}")
 	if want := "629145600 629145600 64 500000000 none true 1000:1000 [] [no-new-privileges]"; in != want {
 		t.Errorf("the container is\n%s instead of\n%s", in, want)
 	}
 	if a := c.exec(id, "df -B1 --output=size /work | tail -n 1 | tr -d ' '; stat -c %a /work; cat /proc/self/status | grep Seccomp: | tr -d '\\t'"); strings.Replace(a.Text, "\n1777\n", "\n777\n", 1) != "8388608\n777\nSeccomp:2\n" { // runc before 1.1.8 keeps the sticky bit of the image's folder
 		t.Errorf("inside: %q", a.Text)
 	}
-	c.open(m{})
+	a = s.as(map[string]string{"X-Loom-Sandbox-Env-Gh-Token": "s3cret"}).call("sandbox_open", m{})
+	if got, _ := a.Structured["notes"].([]any); !slices.Equal(got, []any{"environment headers were ignored: the operator has not set SANDBOX_ALLOW_ENV_INJECTION"}) {
+		t.Errorf("of environment that is not allowed it tells %q", got)
+	}
+	plain, _ := a.Structured["session_id"].(string)
+	if a := c.exec(plain, "env | grep -c s3cret"); a.Text != "0\n[exit: 1]" {
+		t.Errorf("environment that is not allowed is there: %+v", a)
+	}
 	c.open(m{})
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL is 3") {
 		t.Errorf("a session above the cap: %+v", a)

@@ -130,7 +130,7 @@ var Vars = []Var{
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
 	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
 	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
-	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for", float(func(c *Config) *float64 { return &c.MaxCPU })},
+	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for; lowered to those of the engine's host", float(func(c *Config) *float64 { return &c.MaxCPU })},
 	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, LeastMemMB)},
 	{"SANDBOX_MAX_MEM_MB", "8192", "most memory in MiB", integer(func(c *Config) *int64 { return &c.MemMB.Max }, LeastMemMB)},
 	{"SANDBOX_TMPFS_MB", "1024", "size of /work in MiB, when it is not a workspace", integer(func(c *Config) *int64 { return &c.TmpfsMB.Default }, 1)},

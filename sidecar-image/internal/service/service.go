@@ -151,6 +151,10 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	if s.engine, err = engine.Open(ectx, opts); err != nil {
 		return err
 	}
+	if most := float64(s.engine.CPUs()); most > 0 && c.MaxCPU > most {
+		s.log.Info("SANDBOX_MAX_CPU is lowered to the CPUs that the engine's host has", "asked", c.MaxCPU, "cpus", most)
+		c.MaxCPU, c.CPU = most, min(c.CPU, most)
+	}
 	im := &images.Images{Engine: s.engine, Pull: c.Pull == "missing"}
 	if c.ImagePolicy != "" {
 		if im.Verify, err = images.LoadPolicy(c.ImagePolicy); err != nil {
