@@ -4,11 +4,13 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -22,6 +24,8 @@ import (
 	"testing"
 	"time"
 
+	digest "github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/mod/sumdb/dirhash"
 
 	"github.com/loomcycle/loomcycle-images/images"
@@ -374,6 +378,7 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 		}
 		want = r
 	}
+	annotated(t, again.Dist, &want.Images[0])
 
 	hosts := map[string]string{"BUILDKIT_HOST_AMD64": one.ForPlatform("linux/amd64").Address, "BUILDKIT_HOST_ARM64": two.ForPlatform("linux/arm64").Address}
 	split, err := buildkit.Connect(t.Context(), buildkit.Options{Getenv: getenv(hosts), Log: t.Output(), CacheDir: t.TempDir(), Root: repo})
@@ -393,6 +398,35 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 	} {
 		if got.Images[0].IndexDigest != want.Images[0].IndexDigest {
 			t.Errorf("%s: the index is %s, not %s:\n%+v\n%+v", name, got.Images[0].IndexDigest, want.Images[0].IndexDigest, got, want)
+		}
+	}
+}
+
+// annotated demands of an index and its manifests the annotations that the
+// configurations repeat as labels.
+func annotated(t *testing.T, folder string, img *dist.Image) {
+	t.Helper()
+	read := func(d digest.Digest, into any) {
+		text, err := os.ReadFile(filepath.Join(folder, "oci", "blobs", "sha256", d.Encoded()))
+		if err == nil {
+			err = json.Unmarshal(text, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var index ocispec.Index
+	read(img.IndexDigest, &index)
+	if index.Annotations[ocispec.AnnotationTitle] != img.Name || len(index.Manifests) != len(img.Platforms) {
+		t.Errorf("the index has the annotations %q and %d manifests", index.Annotations, len(index.Manifests))
+	}
+	for _, v := range img.Platforms {
+		var m ocispec.Manifest
+		var c ocispec.Image
+		read(v.Digest, &m)
+		read(v.Config, &c)
+		if !maps.Equal(index.Annotations, c.Config.Labels) || !maps.Equal(m.Annotations, c.Config.Labels) {
+			t.Errorf("%s: annotations of the index %q, of the manifest %q, and labels %q", v.Platform, index.Annotations, m.Annotations, c.Config.Labels)
 		}
 	}
 }
