@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"os"
@@ -272,6 +273,50 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
+// finished is the plan of an image's last step.
+func finished(t *testing.T, g *Graph, img *Image, arch string) plan.Finish {
+	t.Helper()
+	state, _, err := g.Image(img, arch, programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []plan.Finish
+	for _, op := range ops(t, state) {
+		file := op.GetFile()
+		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
+			continue
+		}
+		d := json.NewDecoder(bytes.NewReader(file.Actions[0].GetMkfile().Data))
+		d.DisallowUnknownFields() // of the plans of other steps
+		var p plan.Finish
+		if d.Decode(&p) == nil {
+			found = append(found, p)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%s for %s: %d plans finish it", img.Name, arch, len(found))
+	}
+	return found[0]
+}
+
+// Every image has a locale, and one with apt the sources that its packages came
+// from: also those of security updates and backports.
+func TestFinish(t *testing.T) {
+	g := graph(t, "amd64")
+	for _, img := range g.Family.Images {
+		for _, arch := range lock.Arches() {
+			p := finished(t, g, &img, arch)
+			database := plan.Dpkg
+			if img.Distroless {
+				database = plan.StatusD
+			}
+			if p.Arch != arch || p.Epoch != g.Lock.Epoch || p.Locale != "C.UTF-8" || p.AptSources == img.Distroless || p.Backports == img.Distroless || p.Database != database {
+				t.Errorf("%s for %s: %+v", img.Name, arch, p)
+			}
+		}
+	}
+}
+
 // A tmpfs over a session's /work is writable even where it takes the mode of
 // the folder below it.
 func TestSessionHome(t *testing.T) {
@@ -280,23 +325,9 @@ func TestSessionHome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, _, err := g.Image(img, "amd64", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	modes := map[string]string{}
-	for _, op := range ops(t, state) {
-		file := op.GetFile()
-		if file == nil || file.Actions[0].GetMkfile() == nil {
-			continue
-		}
-		var finish plan.Finish
-		if json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish) != nil {
-			continue // a file of another kind
-		}
-		for _, d := range finish.Dirs {
-			modes[d.Path] = d.Mode
-		}
+	for _, d := range finished(t, g, img, "amd64").Dirs {
+		modes[d.Path] = d.Mode
 	}
 	if modes["/work"] != "1777" || modes["/work/go"] != "0775" {
 		t.Errorf("modes %v", modes)
@@ -401,28 +432,8 @@ func TestPlanRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, _, err := g.Image(img, "amd64", programs())
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := 0
-	for _, op := range ops(t, state) {
-		file := op.GetFile()
-		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
-			continue
-		}
-		var finish plan.Finish
-		if err := json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish); err != nil {
-			t.Fatal(err)
-		}
-		if len(finish.Users) > 0 {
-			seen++
-			if finish.Users[0].Name != "nonroot" || finish.Users[0].UID != 65532 {
-				t.Errorf("users: %+v", finish.Users)
-			}
-		}
-	}
-	if seen != 1 {
-		t.Errorf("%d plans make users, not 1", seen)
+	users := finished(t, g, img, "amd64").Users
+	if len(users) != 1 || users[0].Name != "nonroot" || users[0].UID != 65532 {
+		t.Errorf("users: %+v", users)
 	}
 }

@@ -809,7 +809,7 @@ func TestBadBinaries(t *testing.T) {
 	}
 	for arch, other := range map[string]string{"amd64": "arm64", "arm64": "amd64"} {
 		script := t.TempDir()
-		if err := os.WriteFile(filepath.Join(script, "loomcycle-linux-"+arch), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(script, "loomcycle-linux-"+arch), []byte("#!/bin/sh\nexec /opt/loomcycle \"$@\"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		for folder, want := range map[string]string{
