@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/magefile/mage/mg"
 
@@ -16,7 +17,7 @@ import (
 
 // Dist builds the whole family for both platforms into dist/, describes, signs and judges it, and smokes what runs here.
 func Dist(ctx context.Context) error {
-	r, err := build.Run(ctx, options())
+	r, err := build.Run(ctx, options(nil))
 	if err != nil {
 		return err
 	}
@@ -42,13 +43,9 @@ func Dist(ctx context.Context) error {
 // Images holds the targets of single images.
 type Images mg.Namespace
 
-// Build builds one image, or the whole family, into dist/oci; images of the same commit that are there stay.
+// Build builds images (NAME,NAME), or the whole family, into dist/oci; images of the same commit that are there stay.
 func (Images) Build(ctx context.Context, name *string) error {
-	o := options()
-	if name != nil {
-		o.Images = []string{*name}
-	}
-	r, err := build.Run(ctx, o)
+	r, err := build.Run(ctx, options(name))
 	if err != nil {
 		return err
 	}
@@ -70,11 +67,20 @@ func (Images) Load(ctx context.Context, name string) error {
 	return nil
 }
 
-// Reproduce builds twice from nothing and compares the digests.
-func (Images) Reproduce(ctx context.Context) error {
-	return build.Reproduce(ctx, options(), os.Stdout)
+// Reproduce builds the family, or images (NAME,NAME), twice from nothing and compares the digests.
+func (Images) Reproduce(ctx context.Context, name *string) error {
+	return build.Reproduce(ctx, options(name), os.Stdout)
 }
 
-func options() build.Options {
-	return build.Options{Root: ".", Getenv: os.Getenv, Log: os.Stderr}
+// Rebuild builds dist, or images of it (NAME,NAME), again from nothing and elsewhere, and compares the digests.
+func (Images) Rebuild(ctx context.Context, name *string) error {
+	return build.Rebuild(ctx, options(name), os.Stdout)
+}
+
+func options(names *string) build.Options {
+	o := build.Options{Root: ".", Getenv: os.Getenv, Log: os.Stderr}
+	if names != nil {
+		o.Images = strings.Split(*names, ",")
+	}
+	return o
 }

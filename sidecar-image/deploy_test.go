@@ -41,7 +41,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 )
 
-var update = flag.Bool("update", false, "write the table of variables into docs/SANDBOX.md")
+var update = flag.Bool("update", false, "write the tables of variables and limits into docs/SANDBOX.md")
 
 const (
 	repo    = ".."
@@ -688,28 +688,9 @@ func TestLacking(t *testing.T) {
 
 // docs/SANDBOX.md has the table of variables as the sidecar knows it.
 func TestVariablesAreDocumented(t *testing.T) {
-	const guide, begin, end = repo + "/docs/SANDBOX.md", "<!-- variables: go test ./sidecar-image -update -->\n", "<!-- end -->\n"
-	text, err := os.ReadFile(guide)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	table, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", guide)
-	}
 	var want bytes.Buffer
 	config.Markdown(&want)
-	if table == want.String() {
-		return
-	}
-	if *update {
-		if err := os.WriteFile(guide, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	t.Errorf("the table in %s is not the sidecar's; run `go test ./sidecar-image -update`", guide)
+	documented(t, "variables", want.String())
 }
 
 var (

@@ -99,6 +99,8 @@ type runner struct {
 	// asked is true when the operator chose BuildKit, which cannot run all.
 	asked bool
 
+	looked sync.Map // see newer, by layer
+
 	mu     sync.Mutex
 	facts  map[string]fact // what a case with Same saw first
 	loaded map[*target]bool

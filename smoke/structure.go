@@ -10,17 +10,20 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/docker/go-units"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/loomcycle/loomcycle-images/images"
+	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 )
 
 // structure checks an image without running it: its configuration against
-// its definition, its size against its budget, and, when it is distroless, every
+// its definition, its files' times, its size against its budget, and, when it is distroless, every
 // file against the golden list.
 func (r *runner) structure(t *target) error {
 	f := &failure{command: "structure of " + t.Name + " " + t.Platform}
@@ -34,6 +37,11 @@ func (r *runner) structure(t *target) error {
 		return err
 	}
 	f.what = append(f.what, layers...)
+	newer, err := r.newer(t, config)
+	if err != nil {
+		return err
+	}
+	f.what = append(f.what, newer...)
 	over, detail, err := r.budget(t)
 	if err != nil {
 		return err
@@ -108,6 +116,67 @@ func (r *runner) layerProblems(t *target, config *v1.ConfigFile) (out []string, 
 		out = append(out, fmt.Sprintf("it has %d layers for %d groups", n, len(t.groups)))
 	}
 	return out, nil
+}
+
+// newer names the layers with a file that is newer than the file epoch: a clock
+// was read, and the next build has another digest. Of a registry's images the
+// layers are not fetched for it: the checkout's lock may be another than theirs.
+func (r *runner) newer(t *target, config *v1.ConfigFile) (problems []string, err error) {
+	if t.Layout == "" {
+		return nil, nil
+	}
+	l, err := lock.Load(filepath.Join(r.Root, "images", "lock"))
+	if err != nil {
+		return nil, err
+	}
+	epoch := time.Unix(min(l.Epoch, config.Created.Unix()), 0)
+	layers, err := t.Content.Layers()
+	if err != nil {
+		return nil, err
+	}
+	for i, l := range layers {
+		id, err := l.Digest()
+		if err != nil {
+			return nil, err
+		}
+		// Images share layers.
+		look, _ := r.looked.LoadOrStore(id, sync.OnceValues(func() (string, error) { return newest(l, epoch) }))
+		found, err := look.(func() (string, error))()
+		if err != nil {
+			return nil, fmt.Errorf("layer %d (%s): %w", i, id, err)
+		}
+		if found != "" {
+			problems = append(problems, fmt.Sprintf("in layer %d of %q %s, after %s, the earlier of the lock's and the image's time",
+				i, t.groups, found, epoch.UTC().Format(time.RFC3339)))
+		}
+	}
+	return problems, nil
+}
+
+// newest tells of the newest entry of a layer that is newer than the epoch.
+func newest(l v1.Layer, epoch time.Time) (found string, err error) {
+	compressed, err := l.Compressed()
+	if err != nil {
+		return "", err
+	}
+	defer compressed.Close()
+	content, err := imagefs.Decompress(compressed)
+	if err != nil {
+		return "", err
+	}
+	defer content.Close()
+	for tr := tar.NewReader(content); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return found, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if h.ModTime.After(epoch) {
+			found, epoch = fmt.Sprintf("%s is of %s", h.Name, h.ModTime.UTC().Format(time.RFC3339Nano)), h.ModTime
+		}
+	}
 }
 
 // budget compares the compressed size with the definition's. What grew is

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 
 	"github.com/loomcycle/loomcycle-images/images"
@@ -118,5 +120,48 @@ func TestStructure(t *testing.T) {
 	}
 	if strings.Contains(err.Error(), "golden list: /usr/bin/su") {
 		t.Errorf("a file of the golden list is told: %v", err)
+	}
+}
+
+// A file of a layer that is newer than the lock, or than the image, is named; of
+// the same layer in another image, too.
+func TestNewerFiles(t *testing.T) {
+	l, err := lock.Load("../images/lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := imagetest.Image(t, v1.Config{}, "amd64", []imagetest.Entry{imagetest.File("old", "")}, []imagetest.Entry{imagetest.File("a", ""), imagetest.File("b", "")})
+	config, err := content.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked, made := time.Unix(l.Epoch, 0).UTC(), time.Unix(imagetest.Epoch, 0).UTC()
+	for _, tc := range []struct {
+		name    string
+		created time.Time
+		file    time.Time // of every entry
+		want    int       // layers
+	}{
+		{"as old as the image", made, made, 0},
+		{"newer than the image", made.Add(-time.Second), made, 2},
+		{"newer than the lock", locked.Add(time.Hour), locked.Add(time.Second), 2},
+		{"as old as the lock", locked.Add(time.Hour), locked, 0},
+	} {
+		content, err := mutate.Time(content, tc.file) // also the configuration's, which is given
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := config.DeepCopy()
+		config.Created = v1.Time{Time: tc.created}
+		r := &runner{Options: Options{Root: ".."}}
+		for _, image := range []string{"x", "y"} {
+			problems, err := r.newer(&target{Image: engine.Image{Name: image, Layout: "oci", Content: content}, groups: []string{"base", "files"}}, config)
+			if err != nil || len(problems) != tc.want {
+				t.Errorf("%s: %q, %v", tc.name, problems, err)
+			}
+			if tc.want > 0 && !strings.HasPrefix(strings.Join(problems, ""), `in layer 0 of ["base" "files"] old is of `+tc.file.Format(time.RFC3339)) {
+				t.Errorf("%s: %q", tc.name, problems)
+			}
+		}
 	}
 }

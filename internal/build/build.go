@@ -76,12 +76,15 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 		return nil, err
 	}
 	if b.Builder == nil {
-		conn, err := buildkit.Connect(ctx, buildkit.Options{Getenv: b.Getenv, Log: b.Log, Platforms: b.Platform, Root: b.Root})
+		conn, err := buildkit.Connect(ctx, buildkit.Options{Getenv: b.Getenv, Log: b.Log, Platforms: b.Platform, Root: b.Root, Programs: programs(b.Getenv)})
 		if err != nil {
-			return nil, err
+			return nil, explain(err)
 		}
 		defer conn.Close()
 		b.Builder = conn
+	}
+	if err := host.Need(ctx, b.Log, programs(b.Getenv)...); err != nil {
+		return nil, explain(err)
 	}
 	stage, err := dist.Stage(b.Dist, b.compress)
 	if err != nil {
@@ -112,6 +115,22 @@ func Run(ctx context.Context, o Options) (release *dist.Release, err error) {
 		stage.Made[name] = made
 	}
 	return b.publish(stage, variants)
+}
+
+// programs are what a build needs of this machine, whoever runs its solves.
+func programs(getenv func(string) string) []string {
+	if getenv("NPM_CONFIG_REGISTRY") == "" && getenv("npm_config_registry") == "" {
+		return []string{"npm"} // it knows which registry this machine uses
+	}
+	return nil
+}
+
+func explain(err error) error {
+	var missing *host.MissingError
+	if errors.As(err, &missing) && slices.Contains(missing.Packages, "npm") {
+		return fmt.Errorf("%w (npm is not needed where NPM_CONFIG_REGISTRY names a registry)", err)
+	}
+	return err
 }
 
 func load(ctx context.Context, o Options) (*builder, error) {
@@ -171,12 +190,6 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	}
 	if b.build.Created, err = created(b.Getenv("SOURCE_DATE_EPOCH"), b.state.Time, b.lock.Epoch); err != nil {
 		return nil, err
-	}
-	if b.Getenv("NPM_CONFIG_REGISTRY") == "" && b.Getenv("npm_config_registry") == "" {
-		// npm itself knows which registry this machine uses.
-		if err := host.Need(ctx, b.Log, "npm"); err != nil {
-			return nil, fmt.Errorf("no npm registry is configured: set NPM_CONFIG_REGISTRY, or: %w", err)
-		}
 	}
 	if b.goproxy, b.modules, err = modules(goEnv(ctx, "GOPROXY")); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +26,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -89,13 +92,23 @@ func daemon(t *testing.T, name string, env map[string]string) *buildkit.Builder 
 
 func daemonTo(t *testing.T, name string, env map[string]string, log io.Writer) *buildkit.Builder {
 	t.Helper()
+	return connect(t, privately(t, name, env, log))
+}
+
+// privately are the options of a daemon with a state of its own, which goes
+// with the test.
+func privately(t *testing.T, name string, env map[string]string, log io.Writer) buildkit.Options {
+	t.Helper()
 	o := buildkit.Options{Getenv: getenv(env), Log: log, CacheDir: t.TempDir(), Private: name, Root: repo}
-	b, err := buildkit.Connect(t.Context(), o)
+	shared, err := cache.Dir(os.Getenv) // its program takes minutes to compile
+	if err == nil {
+		bin := filepath.Join(shared, "bin")
+		err = errors.Join(os.MkdirAll(bin, 0o755), os.Symlink(bin, filepath.Join(o.CacheDir, "bin")))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		b.Close()
 		d, err := buildkit.NewDaemon(o)
 		if err == nil {
 			err = d.Down(context.Background())
@@ -104,6 +117,16 @@ func daemonTo(t *testing.T, name string, env map[string]string, log io.Writer) *
 			t.Error(err)
 		}
 	})
+	return o
+}
+
+func connect(t *testing.T, o buildkit.Options) *buildkit.Builder {
+	t.Helper()
+	b, err := buildkit.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
 	return b
 }
 
@@ -405,6 +428,60 @@ func TestMirrorWithPassword(t *testing.T) {
 	}
 	if text := fmt.Sprintf("%s%+v", log.String(), r); strings.Contains(text, "open-sesame") {
 		t.Error("the password is shown")
+	}
+}
+
+// BuildKit itself fetches packages from an https mirror whose authority
+// SSL_CERT_FILE or SSL_CERT_DIR names, and through a proxy: also a daemon that
+// was up before the variables were set.
+func TestHowBuildKitReachesAMirror(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := http.FileServer(http.Dir(dir))
+	secure := httptest.NewTLSServer(files)
+	defer secure.Close()
+	trusted := filepath.Join(t.TempDir(), "ca.pem")
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
+	if err := os.WriteFile(trusted, authority, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var fetched atomic.Int64
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Host != "mirror.example.test" { // which only this proxy finds
+			http.Error(w, "not through here", http.StatusBadGateway)
+			return
+		}
+		fetched.Add(1)
+		files.ServeHTTP(w, r)
+	}))
+	defer proxy.Close()
+	bin := prebuilt(t)
+	for _, tc := range []struct {
+		name, mirror string
+		env          map[string]string
+	}{
+		{"file", secure.URL, map[string]string{"SSL_CERT_FILE": trusted}},
+		{"folder", secure.URL, map[string]string{"SSL_CERT_DIR": filepath.Dir(trusted)}},
+		{"proxy", "http://mirror.example.test", map[string]string{"HTTP_PROXY": proxy.URL, "http_proxy": proxy.URL, "NO_PROXY": "", "no_proxy": ""}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
+				t.Setenv(name, "")
+			}
+			o := privately(t, "reach-"+tc.name, nil, t.Output())
+			connect(t, o).Close()
+			for name, value := range tc.env {
+				t.Setenv(name, value) // the daemon's own environment is this process's
+			}
+			if _, err := Run(t.Context(), options(t, connect(t, o), map[string]string{"DEBIAN_MIRROR": tc.mirror, "LOOMCYCLE_SOURCE": "bin:" + bin})); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if fetched.Load() == 0 {
+		t.Error("the proxy was not asked for a package")
 	}
 }
 

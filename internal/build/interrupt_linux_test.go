@@ -18,7 +18,8 @@ import (
 
 // Ctrl-C while a step runs: the program that people run ends within two seconds,
 // says why, and leaves neither files nor the step. The step is a compiler that
-// waits for a module.
+// waits for a module. The same where a script ends the `go run` that it started,
+// which passes nothing on.
 func TestInterrupt(t *testing.T) {
 	machine, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(lock.Source{Kind: lock.KindGo, Path: "x"})
 	if err != nil {
@@ -54,7 +55,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cached := t.TempDir()
-	interrupt := func() time.Duration {
+	interrupt := func(t *testing.T, tell func(pid int) error) time.Duration {
 		t.Helper()
 		for len(asked)+len(gone) > 0 { // what the try before left
 			select {
@@ -82,10 +83,10 @@ func TestInterrupt(t *testing.T) {
 		case <-asked:
 		}
 		start := time.Now()
-		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil {
+		if err := tell(cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-ended; err == nil {
+		if err := <-ended; err == nil { // which is when the last of its processes has ended: they have its output
 			t.Error("an interrupted build ends with exit code 0")
 		}
 		took := time.Since(start)
@@ -103,11 +104,22 @@ func TestInterrupt(t *testing.T) {
 		}
 		return took
 	}
-	// The machine may have much else to do: one of three tries counts.
-	for range 3 {
-		if interrupt() < 2*time.Second || t.Failed() {
-			return
-		}
+	for _, how := range []struct {
+		name string
+		tell func(pid int) error
+	}{
+		{"Ctrl-C", func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) }},
+		{"SIGTERM of go run", func(pid int) error { return syscall.Kill(pid, syscall.SIGTERM) }},
+		{"kill -9 of go run", func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }},
+	} {
+		t.Run(how.name, func(t *testing.T) {
+			// The machine may have much else to do: one of three tries counts.
+			for range 3 {
+				if interrupt(t, how.tell) < 2*time.Second || t.Failed() {
+					return
+				}
+			}
+			t.Error("that is too long")
+		})
 	}
-	t.Error("that is too long")
 }

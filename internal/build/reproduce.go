@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -14,10 +15,65 @@ import (
 )
 
 // Reproduce builds the commit twice and compares every digest. The builds
-// share nothing but the mirrors: each has its own BuildKit state, no remote
-// cache, its own checkout at a path of another length, and another degree of
-// parallelism. Both checkouts are made first: the commit may change meanwhile.
-func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
+// share the mirrors and the go command's cache, of which no byte gets into an
+// image: each has its own cache folder and BuildKit state, no remote cache, its
+// own checkout at a path of another length, and another degree of parallelism.
+// Both checkouts are made first: the commit may change meanwhile.
+func Reproduce(ctx context.Context, o Options, w io.Writer) error {
+	return elsewhere(ctx, o, func(o Options, sides []side) (err error) {
+		var results [2]*dist.Release
+		for i, s := range sides {
+			fmt.Fprintf(w, "build %d of 2: an empty BuildKit that runs %d step(s) at a time\n", i+1, s.parallelism)
+			if results[i], err = s.build(ctx, o); err != nil {
+				return err
+			}
+		}
+		return compare(w, results[0], results[1])
+	})
+}
+
+// Rebuild is one such build of images of the checkout's dist folder, compared with it.
+func Rebuild(ctx context.Context, o Options, w io.Writer) error {
+	have, err := dist.Read(filepath.Join(o.Root, "dist"))
+	if err != nil {
+		return err
+	}
+	state, err := vcs.Describe(ctx, o.Root)
+	if err != nil {
+		return err
+	}
+	if have.Source.Commit != state.Commit || strings.HasSuffix(state.Commit, "-dirty") {
+		return fmt.Errorf("dist is a build of %s and the checkout is at %s: commit all changes and build again", have.Source.Commit, state.Commit)
+	}
+	if len(o.Images) > 0 {
+		var images []dist.Image
+		for _, name := range o.Images {
+			img, err := have.Image(name)
+			if err != nil {
+				return err
+			}
+			images = append(images, *img)
+		}
+		have.Images = images
+	}
+	return elsewhere(ctx, o, func(o Options, sides []side) error {
+		made, err := sides[1].build(ctx, o)
+		if err != nil {
+			return err
+		}
+		return compare(w, have, made)
+	})
+}
+
+// side is a build apart from others: its checkout, cache folder and how many
+// steps its BuildKit runs at a time.
+type side struct {
+	root, cache string
+	parallelism int
+}
+
+// elsewhere makes two sides in a temporary folder.
+func elsewhere(ctx context.Context, o Options, build func(Options, []side) error) (err error) {
 	tmp, err := buildkit.TempRoot(o.Getenv)
 	if err != nil {
 		return err
@@ -27,31 +83,28 @@ func Reproduce(ctx context.Context, o Options, w io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, buildkit.Discard(ctx, dir)) }()
-	sides := []struct {
-		root        string
-		parallelism int
-	}{{filepath.Join(dir, "a"), 1}, {filepath.Join(dir, "somewhere", "else", "b"), 4}}
+	sides := []side{{filepath.Join(dir, "a"), filepath.Join(dir, "cache-0"), 1}, {filepath.Join(dir, "somewhere", "else", "b"), filepath.Join(dir, "cache-1"), 4}}
 	for i, from := range []string{o.Root, sides[0].root} {
 		if err := vcs.Clone(ctx, from, sides[i].root); err != nil {
 			return err
 		}
 	}
 	o.Getenv = buildkit.WithoutCaches(o.Getenv)
-	var results [2]*dist.Release
-	for i, side := range sides {
-		fmt.Fprintf(w, "build %d of 2: an empty BuildKit that runs %d step(s) at a time\n", i+1, side.parallelism)
-		if results[i], err = fromNothing(ctx, o, side.root, filepath.Join(dir, fmt.Sprint("cache-", i)), side.parallelism); err != nil {
-			return err
-		}
-	}
-	return compare(w, results[0], results[1])
+	return build(o, sides)
 }
 
-func fromNothing(ctx context.Context, o Options, root, cache string, parallelism int) (r *dist.Release, err error) {
-	bk := buildkit.Options{Getenv: o.Getenv, Log: o.Log, CacheDir: cache, Root: root, Private: "reproduce", Parallelism: parallelism}
+func (s side) build(ctx context.Context, o Options) (r *dist.Release, err error) {
+	machine := o.Getenv
+	o.Getenv = func(name string) string {
+		if name == "LOOMCYCLE_CACHE" {
+			return s.cache
+		}
+		return machine(name)
+	}
+	bk := buildkit.Options{Getenv: o.Getenv, Log: o.Log, CacheDir: s.cache, Root: s.root, Private: "reproduce", Parallelism: s.parallelism, Programs: programs(o.Getenv)}
 	conn, err := buildkit.Connect(ctx, bk)
 	if err != nil {
-		return nil, err
+		return nil, explain(err)
 	}
 	defer func() {
 		err = errors.Join(err, conn.Close())
@@ -61,7 +114,7 @@ func fromNothing(ctx context.Context, o Options, root, cache string, parallelism
 		}
 		err = errors.Join(err, derr)
 	}()
-	o.Root, o.Builder, o.Dist = root, conn, ""
+	o.Root, o.Builder, o.Dist = s.root, conn, ""
 	return Run(ctx, o)
 }
 
@@ -83,8 +136,14 @@ func compare(w io.Writer, a, b *dist.Release) error {
 		return fmt.Errorf("one build has %d images, the other %d", len(a.Images), len(b.Images))
 	}
 	for i, img := range a.Images {
+		if x, y := len(img.Platforms), len(b.Images[i].Platforms); x != y {
+			return fmt.Errorf("one build of %s has %d platforms, the other %d", img.Name, x, y)
+		}
 		for j, v := range img.Platforms {
 			u := b.Images[i].Platforms[j]
+			if x, y := len(v.Layers), len(u.Layers); x != y {
+				return fmt.Errorf("one build of %s for %s has %d layers, the other %d", img.Name, v.Platform, x, y)
+			}
 			for k, l := range v.Layers {
 				note(fmt.Sprintf("%s %s layer %s", img.Name, v.Platform, l.Group), l.Digest, u.Layers[k].Digest)
 			}

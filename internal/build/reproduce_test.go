@@ -35,6 +35,11 @@ func TestCompare(t *testing.T) {
 		}, "first in two linux/arm64 layer cc: " + digest.FromString("twocc").String() + " and " + other.String(), 3},
 		{"a config", func(r *dist.Release) { r.Images[0].Platforms[0].Config = other }, "first in one linux/arm64 config", 1},
 		{"an index", func(r *dist.Release) { r.Images[0].IndexDigest = other }, "first in one index", 1},
+		{"a layer more", func(r *dist.Release) {
+			v := &r.Images[1].Platforms[0]
+			v.Layers = append(v.Layers, v.Layers[0])
+		}, "one build of two for linux/arm64 has 2 layers, the other 3", 0},
+		{"a platform", func(r *dist.Release) { r.Images[0].Platforms = nil }, "one build of one has 1 platforms, the other 0", 0},
 		{"an image", func(r *dist.Release) { r.Images = r.Images[:1] }, "one build has 2 images, the other 1", 0},
 	} {
 		var out strings.Builder

@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	stdlog "log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,7 +21,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
 	digest "github.com/opencontainers/go-digest"
@@ -39,9 +36,7 @@ import (
 // program alone comes from the project's own cache: compiling it takes minutes.
 func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffer) {
 	t.Helper()
-	if err := canRun(); err != nil {
-		citest.Skip(t, "%v", err)
-	}
+	canRun(t)
 	dir := t.TempDir()
 	shareProgram(t, dir)
 	log := &syncbuf.Buffer{}
@@ -61,13 +56,13 @@ func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffe
 	return d, opts, log
 }
 
-// canRun says why no private daemon can run here.
-func canRun() error {
-	if os.Geteuid() == 0 {
-		return nil
+// canRun skips the test where an ordinary user can run no private daemon: root
+// gets what is missing.
+func canRun(t *testing.T) {
+	t.Helper()
+	if programs, ids := lacking(); os.Geteuid() != 0 && (len(programs) > 0 || ids != nil) {
+		citest.Skip(t, "missing: %q, %v", programs, ids)
 	}
-	_, err := rootlesskit()
-	return err
 }
 
 func shareProgram(t *testing.T, dir string) {
@@ -773,68 +768,6 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	}
 }
 
-func TestRemoteCaches(t *testing.T) {
-	reg := httptest.NewServer(registry.New(registry.Logger(stdlog.New(io.Discard, "", 0))))
-	defer reg.Close()
-	dir := t.TempDir()
-	for _, c := range []struct{ name, to, from string }{
-		{"local", "type=local,mode=max,dest=" + dir, "type=local,src=" + dir},
-		{"registry", "type=registry,mode=max,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main", "type=registry,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			run, locals := steps(t)
-			state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2")})
-			_, opts, log := fresh(t, map[string]string{"CACHE_TO": c.to})
-			first, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
-			if strings.Contains(log.String(), "CACHED") {
-				t.Fatal("the first build was cached already")
-			}
-			if c.name == "local" {
-				compressed(t, filepath.Join(dir, "v-amd64"))
-			}
-			_, opts, log = fresh(t, map[string]string{"CACHE_FROM": c.from})
-			second, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
-			if n := strings.Count(log.String(), "CACHED"); n < 2 {
-				t.Errorf("the second daemon took %d steps from the cache:\n%s", n, log)
-			}
-			if first.Digest != second.Digest {
-				t.Errorf("from the cache %s, without %s", second.Digest, first.Digest)
-			}
-		})
-	}
-}
-
-// compressed demands that a local cache has layers, and each of them with zstd.
-func compressed(t *testing.T, dir string) {
-	t.Helper()
-	var index ocispecs.Index
-	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &index)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	var layers int
-	for _, d := range index.Manifests {
-		var cache ocispecs.Index // which may have the form of a manifest
-		var m ocispecs.Manifest
-		blob(t, dir, d.Digest, &cache)
-		blob(t, dir, d.Digest, &m)
-		for _, l := range append(cache.Manifests, m.Layers...) {
-			if strings.Contains(l.MediaType, "layer") {
-				layers++
-				if !strings.HasSuffix(l.MediaType, "+zstd") {
-					t.Errorf("the cache has a layer as %s", l.MediaType)
-				}
-			}
-		}
-	}
-	if layers < 2 {
-		t.Errorf("the cache has %d layers", layers)
-	}
-}
-
 func TestUnusableHostIsAnError(t *testing.T) {
 	_, opts, _ := fresh(t, nil)
 	for _, c := range []struct{ variable, addr string }{
@@ -881,11 +814,8 @@ func TestDiscardInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Geteuid() != 0 {
-		kit, err := rootlesskit()
-		if err != nil {
-			citest.Skip(t, "%v", err)
-		}
-		if out, err := exec.Command(kit, "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
+		canRun(t)
+		if out, err := exec.Command("rootlesskit", "sh", "-c", `mkdir "$0/theirs"; touch "$0/theirs/file"; chown -R 100:100 "$0/theirs"`, dir).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if os.RemoveAll(dir) == nil {

@@ -132,8 +132,8 @@ func (d *Daemon) connect(ctx context.Context) (*Node, error) {
 type plan struct {
 	bin    binary
 	config string
-	// key changes with the program, its configuration and its proxies: a
-	// daemon of another key is replaced when it is idle.
+	// key changes with the program, its configuration, its proxies and whom it
+	// trusts: a daemon of another key is replaced when it is idle.
 	key string
 }
 
@@ -152,6 +152,10 @@ func (d *Daemon) plan(ctx context.Context) (plan, error) {
 	for _, v := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
 		fmt.Fprintln(key, d.opts.Getenv(v), d.opts.Getenv(strings.ToLower(v)))
 	}
+	// Both are read once, at the first https request.
+	file := d.opts.Getenv("SSL_CERT_FILE")
+	authorities, _ := os.ReadFile(file)
+	fmt.Fprintf(key, "%s\n%x\n%s\n", file, sha256.Sum256(authorities), d.opts.Getenv("SSL_CERT_DIR"))
 	p.key = hex.EncodeToString(key.Sum(nil))[:16]
 	return p, nil
 }
@@ -314,14 +318,12 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 		return n, nil
 	}
 	d.sweep()
-	if findRunc() == "" {
-		if err := host.Need(ctx, d.opts.Log, "runc"); err != nil {
-			return nil, fmt.Errorf("buildkitd needs runc, unless BUILDKIT_HOST names a daemon elsewhere: %w", err)
-		}
-		var err error // the paths may be others now
-		if p, err = d.plan(ctx); err != nil {
-			return nil, err
-		}
+	if err := d.need(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if p, err = d.plan(ctx); err != nil { // runc has a path only now, perhaps
+		return nil, err
 	}
 	if err := p.bin.ensure(ctx, d.opts.notice, d.opts.Log); err != nil {
 		return nil, err
@@ -519,6 +521,22 @@ func writeJSON(path string, v any) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
+// need gets the programs that are missing, or says all that is, before minutes
+// go into compiling.
+func (d *Daemon) need(ctx context.Context) error {
+	programs, ids := lacking()
+	err := host.Need(ctx, d.opts.Log, append(programs, d.opts.Programs...)...)
+	switch {
+	case err == nil && ids == nil:
+		return nil
+	case err == nil:
+		err = ids
+	case ids != nil:
+		err = fmt.Errorf("%w, and %w", err, ids)
+	}
+	return fmt.Errorf("no private buildkitd can start, and BUILDKIT_HOST names none elsewhere: %w", err)
+}
+
 // findRunc is the path of runc, "" when there is none. An ordinary user's PATH
 // lacks the sbin folders, where Debian puts it.
 func findRunc() string {
@@ -526,7 +544,7 @@ func findRunc() string {
 		return p
 	}
 	for _, p := range []string{"/usr/sbin/runc", "/usr/local/sbin/runc"} {
-		if _, err := os.Stat(p); err == nil {
+		if p, err := exec.LookPath(p); err == nil {
 			return p
 		}
 	}

@@ -57,7 +57,7 @@ func (d *Daemon) command(ctx context.Context, bin, config string) (*exec.Cmd, er
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 		return cmd, nil
 	}
-	kit, err := rootlesskit()
+	kit, err := exec.LookPath("rootlesskit")
 	if err != nil {
 		return nil, err
 	}
@@ -77,31 +77,37 @@ func (d *Daemon) command(ctx context.Context, bin, config string) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// rootlesskit finds what a daemon without root needs, or says what is missing.
-func rootlesskit() (string, error) {
-	var missing []string
-	for prog, pkg := range map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap", "newgidmap": "uidmap"} {
-		if _, err := exec.LookPath(prog); err != nil && !slices.Contains(missing, pkg) {
-			missing = append(missing, pkg)
+// lacking are the programs that a private daemon needs and this machine does
+// not have, and the error of a user without subordinate ids, who needs them.
+func lacking() (programs []string, ids error) {
+	if findRunc() == "" {
+		programs = append(programs, "runc")
+	}
+	if os.Geteuid() == 0 {
+		return programs, nil
+	}
+	for _, name := range []string{"rootlesskit", "newuidmap", "newgidmap"} {
+		if _, err := exec.LookPath(name); err != nil {
+			programs = append(programs, name)
 		}
 	}
-	if len(missing) > 0 {
-		slices.Sort(missing)
-		return "", fmt.Errorf("buildkitd without root needs %s: apt-get install %[1]s (as root), or set BUILDKIT_HOST", strings.Join(missing, " "))
-	}
+	return programs, subordinateIDs()
+}
+
+func subordinateIDs() error {
 	u, err := user.Current()
 	if err != nil {
-		return "", err
+		return err
 	}
 	for _, f := range []string{"/etc/subuid", "/etc/subgid"} {
 		data, _ := os.ReadFile(f)
 		if !slices.ContainsFunc(strings.Split(string(data), "\n"), func(l string) bool {
 			return strings.HasPrefix(l, u.Username+":") || strings.HasPrefix(l, u.Uid+":")
 		}) {
-			return "", fmt.Errorf("%s gives user %s no subordinate ids, which buildkitd without root needs: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %[2]s (as root)", f, u.Username)
+			return fmt.Errorf("%s gives user %s no subordinate ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %[2]s (as root)", f, u.Username)
 		}
 	}
-	return exec.LookPath("rootlesskit")
+	return nil
 }
 
 // canMountProc tells whether a user namespace here may mount a /proc of its own:
@@ -128,9 +134,9 @@ func (d *Daemon) removeState() error {
 
 // remover deletes a folder with files of a rootless daemon.
 func remover(dir string) (*exec.Cmd, error) {
-	kit, err := rootlesskit()
+	kit, err := exec.LookPath("rootlesskit")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("files of a buildkitd without root go with rootlesskit: %w", err)
 	}
 	return exec.Command(kit, "rm", "-rf", "--", dir), nil
 }

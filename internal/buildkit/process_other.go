@@ -11,6 +11,8 @@ import (
 
 var errNotLinux = errors.New("a private buildkitd needs Linux: set BUILDKIT_HOST, or start a docker engine")
 
+func lacking() ([]string, error) { return nil, errNotLinux }
+
 func processStart(int) (string, error) { return "", errNotLinux }
 
 func (d *Daemon) command(context.Context, string, string) (*exec.Cmd, error) {

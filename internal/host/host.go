@@ -25,6 +25,7 @@ var packages = map[string]string{
 	"iptables":            "iptables",
 	"jq":                  "jq",
 	"mmdebstrap":          "mmdebstrap",
+	"newgidmap":           "uidmap",
 	"newuidmap":           "uidmap",
 	"nft":                 "nftables",
 	"npm":                 "npm",
@@ -50,9 +51,17 @@ var companions = map[string][]string{
 // libraries. Docker's are not among them (internal/dockertest).
 var Tests = []string{"crun", "curl", "docker-registry", "git", "jq", "mmdebstrap", "newuidmap", "npm", "openssl", "podman", emulators[foreign].program, "rootlesskit", "runc", "runsc", "skopeo", "slirp4netns", "xz"}
 
+// MissingError names the Debian packages that this machine lacks.
+type MissingError struct{ Packages []string }
+
+func (e *MissingError) Error() string {
+	list := strings.Join(e.Packages, " ")
+	return fmt.Sprintf("missing on this machine: %s; install with: apt-get install %s (as root)", list, list)
+}
+
 // Need makes the programs available: those that are missing are installed
 // with apt when this process is root on Debian, saying so on w; otherwise the
-// error says what to install.
+// MissingError says what to install.
 func Need(ctx context.Context, w io.Writer, programs ...string) error {
 	missing := map[string]bool{}
 	for _, p := range programs {
@@ -73,11 +82,10 @@ func Need(ctx context.Context, w io.Writer, programs ...string) error {
 		return nil
 	}
 	names := slices.Sorted(maps.Keys(missing))
-	list := strings.Join(names, " ")
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return fmt.Errorf("missing on this machine: %s; install with: apt-get install %s", list, list)
+		return &MissingError{names}
 	}
-	fmt.Fprintf(w, "installing Debian packages: %s\n", list)
+	fmt.Fprintf(w, "installing Debian packages: %s\n", strings.Join(names, " "))
 	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, names...)
 	if out, err := apt(ctx, install...); err == nil {
 		return nil

@@ -216,7 +216,7 @@ func (l *layer) load(from v1.Layer, id v1.Hash, dir string) error {
 		return err
 	}
 	defer compressed.Close()
-	in, err := decompress(compressed)
+	in, err := Decompress(compressed)
 	if err != nil {
 		return err
 	}
@@ -237,9 +237,9 @@ func (l *layer) load(from v1.Layer, id v1.Hash, dir string) error {
 	return l.index()
 }
 
-// decompress tells gzip and zstd by their first bytes (RFC 1952, RFC 8878);
-// anything else is a plain archive.
-func decompress(r io.Reader) (io.ReadCloser, error) {
+// Decompress reads a layer's archive. It tells gzip and zstd by their first
+// bytes (RFC 1952, RFC 8878); anything else is a plain archive.
+func Decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 1<<20)
 	switch magic, _ := b.Peek(4); {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-var optional = []string{"images:build", "smoke"}
+var optional = []string{"images:build", "images:rebuild", "images:reproduce", "smoke"}
 
 // targets are those without a colon in their names: what else follows one of
 // optional is meant as a name, so that a mistyped one is refused, not skipped

@@ -48,6 +48,9 @@ func TestAnotherPrincipal(t *testing.T) {
 			if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
 				t.Errorf("another's session is answered\n%s\nand one that never was\n%s", foreign.Body, absent.Body)
 			}
+			if !foreign.IsError && foreign.Structured["closed"] != false {
+				t.Errorf("another's session is answered as one's own: %s", foreign.Body)
+			}
 		})
 	}
 	t.Run("by list", func(t *testing.T) {
@@ -292,6 +295,24 @@ func TestResourceAttacks(t *testing.T) {
 	}
 	if after := s.rss(t); after > before+25 {
 		t.Errorf("the sidecar's memory grew from %d to %d MiB", before, after)
+	}
+}
+
+// A session full of processes that never end says what there is to do, which works.
+func TestFullOfProcesses(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_PIDS": "64"})
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, `perl -e 'while (1) { defined(fork) or sleep 1 }' >/dev/null 2>&1 &`)
+	eventually(t, 20*time.Second, "a command is refused with what to do", func() bool {
+		a := c.exec(id, "true")
+		return a.IsError && strings.HasPrefix(a.Text, "the session is at its limit of processes") && strings.Contains(a.Text, "sandbox_close")
+	})
+	if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" {
+		t.Errorf("close: %+v", a)
+	}
+	if a := c.exec(c.open(m{}), "echo fine"); a.Text != "fine\n" {
+		t.Errorf("in another: %+v", a)
 	}
 }
 

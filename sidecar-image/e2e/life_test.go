@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -257,6 +258,44 @@ func TestContainerDiesUnderACommand(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, "the session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
 	eventually(t, 10*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
+}
+
+// Whoever has a command in a session that is closed hears what closed it, not that
+// something broke.
+func TestClosedUnderACommand(t *testing.T) {
+	var over atomic.Bool
+	rt := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"alive":%t}`, !over.Load() || !strings.HasSuffix(r.URL.Path, "/ends"))
+	}))
+	defer rt.Close()
+	s := start(t, "runc", map[string]string{"SANDBOX_RUN_STATUS_URL": rt.URL + "/{root_run_id}", "SANDBOX_RUN_STATUS_INTERVAL_SECONDS": "1"})
+	for _, tc := range []struct {
+		name, run, want string
+		args            m
+		end             func(c *client, id string)
+	}{
+		{"sandbox_close", "", "the session was closed with sandbox_close;", nil, func(c *client, id string) { c.call("sandbox_close", m{"session_id": id}) }},
+		{"sandbox_close_run", "closed", "the session was closed with sandbox_close_run,", nil, func(c *client, _ string) { c.call("sandbox_close_run", m{"root_run_id": "closed"}) }},
+		{"its run's end", "ends", "the session has ended with its run;", nil, func(*client, string) { over.Store(true) }},
+		{"its time", "", "the session has ended: its ttl is over;", m{"ttl_seconds": 5}, func(*client, string) {}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := s.as(map[string]string{"X-Loom-Root-Run": tc.run})
+			id := c.open(tc.args)
+			done := make(chan answer)
+			go func() { done <- c.exec(id, "touch begun; sleep 100") }()
+			eventually(t, 5*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
+			tc.end(c, id)
+			select {
+			case a := <-done:
+				if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: "+tc.want) {
+					t.Errorf("%+v", a)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("the call hangs")
+			}
+		})
+	}
 }
 
 func TestTimesToLive(t *testing.T) {

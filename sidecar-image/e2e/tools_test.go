@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"runtime"
@@ -60,13 +61,24 @@ func TestTextForms(t *testing.T) {
 				{"sandbox_exec", m{"command": "true", "timeout_seconds": -1}, "timeout_seconds: -1 is too small, 0.001 to 1800 are allowed", true, nil},
 				{"sandbox_write", m{"path": "d/f.txt", "content": "héllo"}, "wrote 6 bytes to /work/d/f.txt", false, nil},
 				{"sandbox_write", m{"path": "/work/bin", "content": base64.StdEncoding.EncodeToString([]byte{0, 255}), "encoding": "base64", "mode": "0755"}, "wrote 2 bytes to /work/bin", false, nil},
-				{"sandbox_write", m{"path": "x", "content": "a", "mode": "4755"}, `mode: "4755" is not allowed; octal permissions from 0001 to 0777 are`, true, nil},
+				{"sandbox_write", m{"path": "x", "content": "a", "mode": "4755"}, `mode: "4755" is not allowed; octal permissions from 0001 to 0777 are, with all their digits`, true, nil},
+				{"sandbox_write", m{"path": "newdir/", "content": "a"}, `path: "newdir/" names a directory; it has to name a file`, true, nil},
+				{"sandbox_write", m{"path": "a//b/../c", "content": "a"}, "wrote 1 bytes to /work/a/c", false, nil},
+				{"sandbox_read", m{"path": "/work/a/./b/../c"}, "a", false, nil},
+				{"sandbox_exec", m{"command": "ls -d newdir a/b"}, "ls: cannot access 'newdir': No such file or directory\nls: cannot access 'a/b': No such file or directory\n[exit: 2]", true, nil},
+				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": json.Number("1e400")}, "ok\n[note: timeout_seconds 1e400 was cut to 1800, the operator's limit]", false, nil},
+				{"sandbox_exec", m{"command": 7}, "command: has to be a string, not a number", true, nil},
 				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true, nil},
 				{"sandbox_write", m{"path": "x", "content": "*", "encoding": "base64"}, "content: is not base64: illegal base64 data at input byte 0", true, nil},
 				{"sandbox_read", m{"path": "d/f.txt"}, "héllo", false, nil},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2}, "h\n[read truncated: bytes 0 to 1 of 6; go on with offset 1]", false, nil},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 2, "offset": 1}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]", false, nil},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1, "offset": 1}, "max_bytes: 1 does not hold the character at offset 1: ask for 4 or more", true, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1, "offset": 2}, "é\n[read truncated: bytes 1 to 3 of 6; go on with offset 3]\n[note: offset 2 is within a character, which begins at 1]", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": 2}, "éllo", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": 2, "encoding": "base64"}, base64.StdEncoding.EncodeToString([]byte("héllo")[2:]), false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": 7}, "", false, nil},
+				{"sandbox_read", m{"path": "d/f.txt", "offset": -1}, "offset: -1 is too small, 0 to 9007199254740992 are allowed", true, nil},
 				{"sandbox_read", m{"path": "d/f.txt", "max_bytes": 1 << 40}, "héllo", false, nil}, // cut to the operator's limit, which does not matter
 				{"sandbox_read", m{"path": "bin", "max_bytes": 1 << 40, "encoding": "base64"}, "AP8=", false, nil},
 				{"sandbox_read", m{"path": "d/f.txt", "offset": 9}, "", false, nil},
@@ -122,10 +134,13 @@ func TestTextForms(t *testing.T) {
 				t.Errorf("list: %s", a.Text)
 			}
 			before := time.Now()
-			for range 2 { // idempotent
-				if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" || a.IsError {
+			for _, want := range []string{"closed", "nothing was closed: there is no such session, or not any more"} { // idempotent
+				if a := c.call("sandbox_close", m{"session_id": id}); a.Text != want || a.IsError || a.Structured["closed"] != (want == "closed") || a.Structured["session_id"] != id {
 					t.Errorf("close: %+v", a)
 				}
+			}
+			if a := c.call("sandbox_close_run", m{"root_run_id": "nobody's"}); a.Text != "closed 0 sessions" || a.IsError || a.Structured["closed"] != 0.0 {
+				t.Errorf("close of an unknown run: %+v", a)
 			}
 			t.Logf("close took %v", time.Since(before))
 			if a := c.exec(id, "true"); !a.IsError || !strings.Contains(a.Text, "there is no such session") {
@@ -133,6 +148,33 @@ func TestTextForms(t *testing.T) {
 			}
 			eventually(t, 10*time.Second, "the closed session's container is removed", func() bool { return len(s.containers()) == 0 })
 		})
+	}
+}
+
+// The limits of what a command is started with are said as they are.
+func TestLongCommands(t *testing.T) {
+	s := start(t, "runc", nil)
+	c := s.client()
+	id := c.open(m{})
+	pair := func(char string) m { // as long as two variables may be
+		return m{"A": strings.Repeat(char, 131000), "B": strings.Repeat(char, 131000)}
+	}
+	for name, tc := range map[string]struct {
+		args m
+		want string
+	}{
+		"the longest":        {m{"command": "#" + strings.Repeat("x", 131070)}, ""},
+		"one byte more":      {m{"command": "#" + strings.Repeat("x", 131071)}, "command: has 131072 bytes, 131071 are allowed: write it to a file with sandbox_write and run that"},
+		"3 MB":               {m{"command": strings.Repeat("x", 3_000_000)}, "command: has 3000000 bytes, 131071 are allowed: write it to a file with sandbox_write and run that"},
+		"markup":             {m{"command": "#" + strings.Repeat("<", 131070), "env": pair("&")}, ""},
+		"control characters": {m{"command": "true", "env": pair("\x01")}, "env: has too many control characters, with the command's, to be sent with it: hand them over in stdin or in a file"},
+		"a long variable":    {m{"command": "true", "env": m{"A": strings.Repeat("x", 131070)}}, "env: A has 131072 bytes with its name, 131071 are allowed: hand it over in stdin or in a file"},
+		"a long input":       {m{"command": "wc -c", "stdin": strings.Repeat("x", 3_000_000)}, "3000000\n"},
+	} {
+		tc.args["session_id"] = id
+		if a := c.call("sandbox_exec", tc.args); a.Text != tc.want || a.IsError != strings.Contains(tc.want, ": ") {
+			t.Errorf("%s: %.300q %.300q", name, a.Text, a.Body)
+		}
 	}
 }
 
@@ -144,23 +186,26 @@ func TestOpenArguments(t *testing.T) {
 		args m
 		want string
 	}{
-		{m{"network": "host"}, `network`},
+		{m{"network": "host"}, `network: "host" is not allowed; none and egress are`},
 		{m{"network": "egress"}, "network: egress is not allowed by the operator"},
 		{m{"mem_mb": 1}, "mem_mb: 1 is too small, 16 to 600 are allowed"},
+		{m{"mem_mb": 0}, "mem_mb: 0 is too small, 16 to 600 are allowed"},
+		{m{"mem_mb": "512"}, "mem_mb: has to be a whole number, not a string"},
+		{m{"network": strings.Repeat("n", 20000)}, `network: "nnnn`},
 		{m{"pids": 1}, "pids: 1 is too small, 16 to 700 are allowed"},
-		{m{"image": "other"}, "image"},
+		{m{"image": "other"}, `image: "other" is not on the operator's list (SANDBOX_IMAGES); allowed: default`},
 		{m{"workspace": "ws"}, "SANDBOX_WORKSPACE_ROOT"},
 		{m{"workspace": "../up"}, "workspace: a name has 1 to 64 characters"},
-		{m{"privileged": true}, "privileged"},
-		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small"},
-		{m{"cpu": "many"}, "cpu"},
+		{m{"privileged": true}, `arguments: "privileged" is none of this tool's; it takes cpu, image,`},
+		{m{"ttl_seconds": 0}, "ttl_seconds: 0 is too small, 1 to 20000 are allowed"},
+		{m{"cpu": "many"}, "cpu: has to be a number, not a string"},
 	} {
 		if a := c.call("sandbox_open", tc.args); !a.IsError || !strings.Contains(a.Text, tc.want) {
 			t.Errorf("%v: %q does not say %q", tc.args, a.Text, tc.want)
 		}
 	}
-	a := c.call("sandbox_open", m{"cpu": 1024, "mem_mb": 9999, "pids": 9999, "tmpfs_mb": 9999, "ttl_seconds": 99999})
-	want := []any{"tmpfs_mb 9999 was cut to 256, the operator's limit", "mem_mb 9999 was cut to 600, the operator's limit", fmt.Sprintf("cpu 1024 was cut to %d, the operator's limit", cpus), "pids 9999 was cut to 700, the operator's limit", "ttl_seconds 99999 was cut to 20000, the operator's limit"}
+	a := c.call("sandbox_open", m{"cpu": 1024, "mem_mb": json.Number("99999999999999999999"), "pids": 9999, "tmpfs_mb": 9999, "ttl_seconds": 99999})
+	want := []any{"tmpfs_mb 9999 was cut to 256, the operator's limit", "mem_mb 99999999999999999999 was cut to 600, the operator's limit", "pids 9999 was cut to 700, the operator's limit", "ttl_seconds 99999 was cut to 20000, the operator's limit", fmt.Sprintf("cpu 1024 was cut to %d, the operator's limit", cpus)}
 	if got, _ := a.Structured["notes"].([]any); !slices.Equal(got, want) {
 		t.Errorf("of what was cut it tells\n%q instead of\n%q", got, want)
 	}

@@ -182,6 +182,7 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 	if err != nil {
 		return err
 	}
+	var indexes []v1.Hash
 	for _, i := range r.Images {
 		h, err := v1.NewHash(i.IndexDigest.String())
 		if err != nil {
@@ -190,12 +191,13 @@ func verifyFolder(ctx context.Context, env environment, folder string, t *signin
 		_, checked, err := signing.VerifyImage(ctx, l, h, t)
 		fmt.Fprintln(env.out, i.Name)
 		printChecked(env, checked)
-		if err == nil {
-			err = l.Check(ctx, h) // what pulling it from a registry would show
-		}
 		if err != nil {
 			return err
 		}
+		indexes = append(indexes, h)
+	}
+	if err := l.Check(ctx, indexes...); err != nil { // what pulling them from a registry would show
+		return err
 	}
 	return verifyRelease(ctx, env, l, artifact, r.Version, t, r.Images...)
 }

@@ -140,6 +140,22 @@ func TestTokensThatAreNone(t *testing.T) {
 	}
 }
 
+func TestSeveral(t *testing.T) {
+	for _, tc := range []struct {
+		opts Options
+		want bool
+	}{
+		{Options{Tokens: []Token{{"a", secret}, {"a", secret + "2"}}}, false},
+		{Options{Tokens: []Token{{"a", secret}, {"b", secret + "2"}}}, true},
+		{Options{Anon: true}, false},
+		{Options{Anon: true, Tokens: []Token{{"a", secret}}}, true},
+	} {
+		if a, err := New(t.Context(), tc.opts); err != nil || a.Several() != tc.want {
+			t.Errorf("%+v: several principals are %v, %v", tc.opts, !tc.want, err)
+		}
+	}
+}
+
 func TestTags(t *testing.T) {
 	a, err := New(t.Context(), Options{Tokens: []Token{{"shared", secret}}})
 	if err != nil {

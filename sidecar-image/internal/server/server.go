@@ -39,6 +39,11 @@ const (
 	smallInFlight = 64 << 20
 	smallBody     = 64 << 10
 	readyTTL      = time.Second
+	maxHeader     = 128 << 10 // bytes of a request's headers
+	// headerTimeout is what they have to arrive, and idleTimeout what a connection
+	// without a request is kept.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
 	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
 	bodyOnTrust = 2 << 20
 	// So are the answers, from before they are made until the client has them, and in
@@ -125,7 +130,7 @@ func (s *Server) HTTP() *http.Server {
 	h := s.Handler()
 	// For the bodies that nobody wants, and for the answers of other paths than
 	// /mcp, which renews both as it waits and works.
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+	return &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 

@@ -204,14 +204,14 @@ func TestIdleIsDecidedOnce(t *testing.T) {
 		time.Sleep(time.Hour)
 		ahead.Store(int64(2 * time.Minute)) // found idle between two ticks
 		m.Expire()
-		if _, err := s.Use(); !errors.Is(err, ErrUnknown) {
+		if _, err := s.Use(); !errors.Is(err, overIdle) {
 			t.Errorf("a command may start in a session that is being closed: %v", err)
 		}
-		if err := m.Touch(s); !errors.Is(err, ErrUnknown) {
+		if err := m.Touch(s); !errors.Is(err, overIdle) {
 			t.Errorf("it can be touched: %v", err)
 		}
 		synctest.Wait()
-		if _, err := m.Get(who, rec.ID); err == nil || errors.Is(err, ErrUnknown) {
+		if _, err := m.Get(who, rec.ID); !errors.Is(err, overIdle) {
 			t.Errorf("its owner is told %v", err)
 		}
 	})

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"io"
 	"time"
 
@@ -193,6 +192,11 @@ func (m *Manager) tick() {
 	}
 }
 
+var (
+	overTTL  = ended("ttl", "the session has ended: its ttl is over; open a new one with sandbox_open")
+	overIdle = ended("idle", "the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it")
+)
+
 // Expire closes the sessions whose time is over.
 func (m *Manager) Expire() {
 	now := m.cfg.Now()
@@ -202,12 +206,12 @@ func (m *Manager) Expire() {
 		s.mu.Unlock()
 		switch {
 		case now.After(s.Deadline):
-			m.bury(s, errors.New("the session has ended: its ttl is over; open a new one with sandbox_open"))
-			m.wg.Go(func() { m.CloseSession(s, "ttl") })
+			if s.close(overTTL, nil) {
+				m.wg.Go(func() { m.finish(s) })
+			}
 		// Looked at and closed in one: a command that starts either keeps it or is refused.
-		case s.close(func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
-			m.bury(s, errors.New("the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it"))
-			m.wg.Go(func() { m.finish(s, "idle") })
+		case s.close(overIdle, func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
+			m.wg.Go(func() { m.finish(s) })
 		case stale:
 			m.save(s)
 		}

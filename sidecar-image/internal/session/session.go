@@ -40,6 +40,26 @@ type Caller struct {
 // another's or never existed.
 var ErrUnknown = errors.New("there is no such session: it has been closed, has expired, or never was; open one with sandbox_open")
 
+// Ended says why a session is over.
+type Ended struct {
+	Reason string // one word, for metrics and the log
+	asked  bool   // by a call of its owner, who needs no telling after
+	why    error
+}
+
+func (e *Ended) Error() string { return e.why.Error() }
+func (e *Ended) Unwrap() error { return e.why }
+
+func ended(reason, format string, args ...any) *Ended {
+	return &Ended{Reason: reason, why: fmt.Errorf(format, args...)}
+}
+
+// What calls close sessions with.
+var (
+	ByClose    = &Ended{"closed", true, errors.New("the session was closed with sandbox_close; open another with sandbox_open")}
+	byCloseRun = &Ended{"run", true, errors.New("the session was closed with sandbox_close_run, as all of its run; open another with sandbox_open")}
+)
+
 // Limits bound a Manager.
 type Limits struct {
 	Sessions     int
@@ -89,7 +109,7 @@ type Session struct {
 	lastUsed time.Time
 	saved    time.Time // when lastUsed was last written
 	running  int
-	closed   bool
+	ended    *Ended // nil while it is open
 
 	sized   bool          // the workspace has been measured
 	used    int64         // bytes in it when last measured
@@ -102,12 +122,12 @@ type Session struct {
 }
 
 // Use marks the session used and keeps it from idling until the returned
-// function is called. It fails when the session has been closed.
+// function is called. It fails with an *Ended when the session is over.
 func (s *Session) Use() (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil, ErrUnknown
+	if s.ended != nil {
+		return nil, s.ended
 	}
 	s.running++
 	s.lastUsed = s.m.cfg.Now()
@@ -119,15 +139,25 @@ func (s *Session) Use() (done func(), err error) {
 	}, nil
 }
 
-// close marks the session closed, once; only may keep it open.
-func (s *Session) close(only func() bool) bool {
+// close marks the session as over, once; only may keep it open.
+func (s *Session) close(why *Ended, only func() bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || only != nil && !only() {
+	if s.ended != nil || only != nil && !only() {
 		return false
 	}
-	s.closed = true
+	s.ended = why
 	return true
+}
+
+// Over returns why the session is over, an *Ended, and nil while it is open.
+func (s *Session) Over() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended == nil {
+		return nil
+	}
+	return s.ended
 }
 
 // LastUsed is when the session was last used.
@@ -154,9 +184,9 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 	defer cancel()
 	for {
 		s.mu.Lock()
-		if s.closed {
+		if s.ended != nil {
 			s.mu.Unlock()
-			return nil, ErrUnknown
+			return nil, s.ended
 		}
 		if s.conn != nil {
 			select {
@@ -185,13 +215,16 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 		s.dialing = nil
 		if err == nil {
 			s.conn = c
-			if s.closed {
+			if s.ended != nil {
 				c.Close()
 			}
 		}
 		s.mu.Unlock()
 		close(done)
 		if err != nil {
+			if over := s.Over(); over != nil {
+				return nil, over // its container is being removed
+			}
 			if context.Cause(ctx) == errUnreached {
 				err = fmt.Errorf("%w: %w", errUnreached, err)
 			}
@@ -327,7 +360,7 @@ func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded co
 func (s *Session) Measure() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || !s.limited() {
+	if s.ended != nil || !s.limited() {
 		done := make(chan struct{})
 		close(done)
 		return done
@@ -365,9 +398,8 @@ func (s *Session) walks() {
 		why := s.size(s.held.Usage())
 		close(done)
 		took = time.Since(began)
-		if why != nil && s.close(nil) {
-			s.m.bury(s, why)
-			s.m.finish(s, "quota")
+		if why != nil {
+			s.m.CloseSession(s, &Ended{Reason: "quota", why: why})
 		}
 		time.Sleep(took)
 	}
