@@ -127,6 +127,32 @@ func TestSession(t *testing.T) {
 					t.Errorf("the background process of an earlier exec is gone: %q", out)
 				}
 			})
+			// A command that is out of time has a process take the limits of a later command's,
+			// as far as the kernel lets it.
+			t.Run("a forged mark", func(t *testing.T) {
+				if rt == "runsc" {
+					t.Skip("gVisor has nobody traced by an undumpable process: the mark is one limit there")
+				}
+				c := &container{Conn: c.Conn, t: t}
+				forger := `until [ -s marks ]; do sleep 0.01; done; read rss size < marks; prlimit --pid $$ --rss=$rss:$rss; prlimit --pid $$ --fsize=$size:$size; echo $? > forged; exec sleep 6666`
+				ended := make(chan wire.Exit, 1)
+				go func() {
+					_, exit, _ := c.Exec(t.Context(), wire.Exec{Command: "touch begun; (setsid bash -c '" + forger + "' &); sleep 5555", Timeout: 3 * time.Second, MaxOutput: 100}, nil, nil)
+					ended <- exit
+				}()
+				if out, _ := c.sh("until [ -e begun ]; do sleep 0.01; done", 10*time.Second); out != "" {
+					t.Fatal(out)
+				}
+				if out, _ := c.sh("sleep 7777 & of() { prlimit --pid $$ --$1 --noheadings --output HARD; }; echo $(of rss) $(of fsize) > m; mv m marks; until [ -s forged ]; do sleep 0.01; done; cat forged marks", 10*time.Second); !strings.HasPrefix(out, "1\n") {
+					t.Errorf("the forger was not refused: %q", out)
+				}
+				if exit := <-ended; !exit.TimedOut {
+					t.Errorf("it did not time out: %+v", exit)
+				}
+				if out, _ := c.sh("ps -eo args | grep -E '^sleep [67]{4}' || true", 5*time.Second); out != "sleep 7777\n" {
+					t.Errorf("left: %q", out)
+				}
+			})
 			t.Run("files", func(t *testing.T) {
 				content := make([]byte, 1<<20)
 				_, _ = rand.Read(content)
