@@ -23,7 +23,10 @@ import (
 // docs/SANDBOX.md tells them.
 var limits = []struct{ constant, unit, text string }{
 	{"agent/guest.maxExecs", "", "commands that run at once in one session; another is refused"},
-	{"agent/guest.maxArg", "bytes", "a command, or one variable of its environment, with a NUL at its end (Linux's limit); what is longer goes into a file"},
+	{"agent/wire.MaxArgument", "bytes", "a command, or one variable of its environment with its name (Linux's limit); what is longer goes into a file"},
+	{"tools.maxEnv", "", "variables of one command"},
+	{"tools.maxEnvBytes", "bytes", "all of them, with their names"},
+	{"tools.maxPath", "bytes", "a path"},
 	{"agent/guest.maxLingerings", "", "pipes of a session's ended commands that background processes still hold and that are emptied; who writes to a further one meets a closed pipe"},
 	{"agent/guest.termGrace", "", "between SIGTERM and SIGKILL for a session's processes when the engine stops its container"},
 	{"agent/host.fileTimeout", "", "time of one `sandbox_read` or `sandbox_write`"},
@@ -80,7 +83,7 @@ var inner = strings.Fields(`
 	agent/guest.helloTimeout agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
 	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.flushTimeout
 	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.patrolsAtOnce
-	tools.progressMax
+	tools.progressMax tools.shownMax
 `)
 
 // aLimit matches the names of constants that have to be in one of the two.
