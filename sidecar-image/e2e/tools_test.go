@@ -65,7 +65,7 @@ func TestTextForms(t *testing.T) {
 				{"sandbox_write", m{"path": "newdir/", "content": "a"}, `path: "newdir/" names a directory; it has to name a file`, true, nil},
 				{"sandbox_write", m{"path": "a//b/../c", "content": "a"}, "wrote 1 bytes to /work/a/c", false, nil},
 				{"sandbox_read", m{"path": "/work/a/./b/../c"}, "a", false, nil},
-				{"sandbox_exec", m{"command": "ls -d newdir a/b"}, "ls: cannot access 'newdir': No such file or directory\nls: cannot access 'a/b': No such file or directory\n[exit: 2]", true, nil},
+				{"sandbox_exec", m{"command": "[ -e newdir ] || [ -e a/b ] || echo neither"}, "neither\n", false, nil},
 				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": json.Number("1e400")}, "ok\n[note: timeout_seconds 1e400 was cut to 1800, the operator's limit]", false, nil},
 				{"sandbox_exec", m{"command": 7}, "command: has to be a string, not a number", true, nil},
 				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true, nil},
