@@ -105,7 +105,8 @@ type Session struct {
 
 	mu       sync.Mutex
 	conn     *host.Conn
-	dialing  chan struct{} // closed when the dial under way has ended
+	dialing  chan struct{}                // closed when the dial under way has ended
+	watched  map[*host.Conn]chan struct{} // closed when its end has been looked at
 	lastUsed time.Time
 	saved    time.Time // when lastUsed was last written
 	running  int
@@ -160,6 +161,21 @@ func (s *Session) Over() error {
 		return nil
 	}
 	return s.ended
+}
+
+// Lost is Over for a call that has lost the connection c: it waits until watch has
+// looked what became of the container.
+func (s *Session) Lost(ctx context.Context, c *host.Conn) error {
+	s.mu.Lock()
+	looked := s.watched[c]
+	s.mu.Unlock()
+	if looked != nil {
+		select {
+		case <-looked:
+		case <-ctx.Done():
+		}
+	}
+	return s.Over()
 }
 
 // LastUsed is when the session was last used.
