@@ -39,6 +39,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"session.maxEpitaphs", "", "closed sessions whose callers are still told why"},
 	{"session.epitaphTTL", "", "for how long"},
 	{"session.reconcileEvery", "", "until a session is noticed whose container is gone and that nobody uses"},
+	{"session.reconcileAtLeast", "", "the same where the engine takes long to list its containers: a hundredth of the time is spent on it"},
 	{"session.asked", "", "runs that the runtime is asked about at once"},
 	{"session.forgotten", "", "404 answers in a row after which a run counts as ended"},
 
@@ -72,6 +73,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"workspace.MinEntry", "bytes", "what a file, directory or link counts at least"},
 	{"session.guardEvery", "", "between two measurements while a command runs"},
 	{"session.patrolEvery", "", "between two while none does"},
+	{"session.patrolAtLeast", "", "the same while the file system of the workspaces does not fill by a sixteenth of the quota"},
 
 	{"service.engineTimeout", "", "time for the engine to answer at boot"},
 	{"service.trialTimeout", "", "time for the trial session at boot"},

@@ -39,7 +39,7 @@ type execOut struct {
 	Dropped    int64    `json:"dropped_bytes" jsonschema:"bytes cut from the middle of the output"`
 	Signal     string   `json:"signal,omitempty" jsonschema:"the signal that ended the command"`
 	OOM        bool     `json:"oom" jsonschema:"a process was killed because the session's memory was used up"`
-	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process"`
+	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process that has ended; never less than a few MiB, which what starts it takes"`
 	Notes      []string `json:"notes,omitempty"`
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,7 +45,8 @@ type procs struct {
 	traced  bool   // a child was
 	lost    bool   // they were lowered by another than us
 	waiters map[int]chan waited
-	end     func() // ends the container, and with it every process
+	peaks   map[uint64]int64 // bytes, of the largest process that has ended, by exec
+	end     func()           // ends the container, and with it every process
 }
 
 const (
@@ -60,7 +62,7 @@ type waited struct {
 }
 
 func newProcs(end func()) *procs {
-	p := &procs{waiters: map[int]chan waited{}, base: 1 << 62, end: end}
+	p := &procs{waiters: map[int]chan waited{}, peaks: map[uint64]int64{}, base: 1 << 62, end: end}
 	var lim unix.Rlimit
 	if err := unix.Prlimit(0, unix.RLIMIT_RSS, nil, &lim); err == nil {
 		p.base, p.marks = min(p.base, lim.Max), true
@@ -118,7 +120,7 @@ func (p *procs) start(path string, argv []string, attr *syscall.ProcAttr) (pid i
 	if over {
 		return pid, id, done, nil
 	}
-	p.waiters[pid] = done
+	p.waiters[pid], p.peaks[id] = done, 0
 	// When memory runs out the kernel should take a command, never the agent.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("800"), 0)
 	return pid, id, done, nil
@@ -159,20 +161,45 @@ func (p *procs) reap() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		var ws syscall.WaitStatus
-		var ru syscall.Rusage
-		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, &ru)
-		if err == syscall.EINTR {
+		// Looked at first: the mark goes with the process.
+		var si unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &si, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == unix.EINTR {
 			continue
 		}
+		// siginfo_t of SIGCHLD has the pid after three ints and a gap (sigaction(2), 64 bits).
+		pid := int(*(*int32)(unsafe.Add(unsafe.Pointer(&si), 16)))
 		if err != nil || pid <= 0 {
 			return
 		}
+		var lim unix.Rlimit
+		marked := p.marks && !p.lost && unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &lim) == nil
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		if got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG, &ru); err == syscall.EINTR {
+			continue
+		} else if err != nil || got != pid {
+			return
+		}
+		rss := ru.Maxrss * 1024
+		if peak, ok := p.peaks[p.base-lim.Max]; ok && marked {
+			p.peaks[p.base-lim.Max] = max(peak, rss)
+		}
 		if ch := p.waiters[pid]; ch != nil {
 			delete(p.waiters, pid)
-			ch <- waited{ws, ru.Maxrss * 1024}
+			ch <- waited{ws, rss}
 		}
 	}
+}
+
+// peak is the memory of the largest process of an exec that has ended, in bytes: those too
+// that its shell did not wait for. It is asked for once, at the end.
+func (p *procs) peak(id uint64) int64 {
+	p.reap() // what was killed just now
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer delete(p.peaks, id)
+	return p.peaks[id]
 }
 
 // members lists the live processes of exec id, and those with no known mark;
