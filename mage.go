@@ -10,10 +10,12 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/loomcycle/loomcycle-images/internal/orphan"
 	"github.com/magefile/mage/mage"
 )
 
 func main() {
+	orphan.PassOn("go")
 	// From a folder below, too: the targets are in the one with magefiles.
 	if at, err := os.Getwd(); err == nil {
 		for dir := at; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

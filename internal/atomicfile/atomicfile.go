@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // Write writes a file through a temporary neighbour, so that no half-written
@@ -29,5 +30,9 @@ func Write(name string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	err = dir.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported) {
+		err = nil // some file systems of networks and of machines' shared folders have no such thing
+	}
+	return errors.Join(err, dir.Close())
 }

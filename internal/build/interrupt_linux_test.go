@@ -13,12 +13,13 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
-	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
 
 // Ctrl-C while a step runs: the program that people run ends within two seconds,
 // says why, and leaves neither files nor the step. The step is a compiler that
-// waits for a module.
+// waits for a module. The same where a script ends the `go run` that it started,
+// which passes nothing on.
 func TestInterrupt(t *testing.T) {
 	machine, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(lock.Source{Kind: lock.KindGo, Path: "x"})
 	if err != nil {
@@ -54,7 +55,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cached := t.TempDir()
-	interrupt := func() time.Duration {
+	interrupt := func(t *testing.T, tell func(pid int) error) time.Duration {
 		t.Helper()
 		for len(asked)+len(gone) > 0 { // what the try before left
 			select {
@@ -66,32 +67,11 @@ func TestInterrupt(t *testing.T) {
 		cmd.Dir = checkout
 		cmd.Env = append(os.Environ(), "GOPROXY="+proxy.URL, "LOOMCYCLE_SOURCE=dir:"+source, "MAGEFILE_CACHE="+cached,
 			"DOCKER_HOST=unix:///dev/null", "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=") // the proxy is on this machine's loopback
-		var out syncbuf.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		late := time.AfterFunc(10*time.Minute, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
-		defer late.Stop()
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended before the step ran: %v\n%s", err, &out)
-		case <-asked:
-		}
-		start := time.Now()
-		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-ended; err == nil {
-			t.Error("an interrupted build ends with exit code 0")
-		}
-		took := time.Since(start)
-		t.Logf("it took %s to end", took)
-		if !strings.Contains(out.String(), "the build was cancelled") {
-			t.Errorf("it does not say that it was cancelled:\n%s", &out)
+		g := proctest.Start(t, cmd)
+		g.Until(t, "the step runs", func() bool { return len(asked) > 0 })
+		took := g.End(t, tell)
+		if !strings.Contains(g.Out.String(), "the build was cancelled") {
+			t.Errorf("it does not say that it was cancelled:\n%s", &g.Out)
 		}
 		select {
 		case <-gone:
@@ -103,11 +83,22 @@ func TestInterrupt(t *testing.T) {
 		}
 		return took
 	}
-	// The machine may have much else to do: one of three tries counts.
-	for range 3 {
-		if interrupt() < 2*time.Second || t.Failed() {
-			return
-		}
+	for _, how := range []struct {
+		name string
+		tell func(pid int) error
+	}{
+		{"Ctrl-C", func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) }},
+		{"SIGTERM of go run", func(pid int) error { return syscall.Kill(pid, syscall.SIGTERM) }},
+		{"kill -9 of go run", func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }},
+	} {
+		t.Run(how.name, func(t *testing.T) {
+			// The machine may have much else to do: one of three tries counts.
+			for range 3 {
+				if interrupt(t, how.tell) < 2*time.Second || t.Failed() {
+					return
+				}
+			}
+			t.Error("that is too long")
+		})
 	}
-	t.Error("that is too long")
 }

@@ -131,8 +131,11 @@ type Node struct {
 	// Snapshotter is the worker's, e.g. "overlayfs".
 	Snapshotter string
 
-	leave func() // see Daemon.join
-	state string // the private daemon's
+	leave  func() // see Daemon.join
+	state  string // the private daemon's
+	worker string // the daemon's identity
+	// dial finds the node for a platform, where a builder has several.
+	dial func(ctx context.Context, platform string) (*Node, error)
 }
 
 // Close ends the connection, not the daemon.
@@ -196,9 +199,9 @@ func (b *Builder) Close() error {
 }
 
 // Connect finds a node for every platform: BUILDKIT_HOST_<ARCH> for its own
-// one; for the others BUILDKIT_HOST, else buildx's current builder or the
-// docker engine's BuildKit if it can do what a build needs, else the private
-// daemon, which is built and started when it isn't up.
+// one; for the others BUILDKIT_HOST, else buildx's current builder (each of its
+// nodes for its platforms) or the docker engine's BuildKit if it can do what a build
+// needs, else the private daemon, which is built and started when it isn't up.
 func Connect(ctx context.Context, opts Options) (*Builder, error) {
 	return connect(ctx, opts, true)
 }
@@ -240,8 +243,29 @@ func connect(ctx context.Context, opts Options, start bool) (_ *Builder, err err
 		if b.def, err = defaultNode(ctx, opts, start); err != nil {
 			return nil, err
 		}
+		b.spread(ctx)
 	}
 	return b, nil
+}
+
+// spread finds the nodes that the default node's builder has for single platforms.
+func (b *Builder) spread(ctx context.Context) {
+	if b.def.dial == nil {
+		return
+	}
+	for _, p := range b.opts.Platforms {
+		if b.byPlt[normalize(p)] != nil {
+			continue
+		}
+		n, err := b.def.dial(ctx, p)
+		if err != nil {
+			b.opts.notice("the %s builds %s too: it has no other node for that: %v", b.def.Address, p, err)
+		} else if n.worker == b.def.worker {
+			n.Close()
+		} else {
+			b.byPlt[normalize(p)] = n
+		}
+	}
 }
 
 // hostVariable names the node of one platform alone.
@@ -287,7 +311,7 @@ func describe(ctx context.Context, n *Node) error {
 	// default for a step without a platform is the same entry.
 	w := workers[0]
 	n.Platform = platforms.Format(platforms.Normalize(platforms.Platform{OS: w.Platforms[0].OS, Architecture: w.Platforms[0].Architecture}))
-	n.Version = w.BuildkitVersion.Version
+	n.Version, n.worker = w.BuildkitVersion.Version, w.ID
 	n.Snapshotter = w.Labels["org.mobyproject.buildkit.worker.snapshotter"]
 	return nil
 }

@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	stdlog "log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,7 +21,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/client/llb"
 	digest "github.com/opencontainers/go-digest"
@@ -768,68 +765,6 @@ func TestTwoDaemonsGiveTheSameDigests(t *testing.T) {
 	}
 	if d, _ := variant(t, single, t.TempDir(), "linux/amd64", 2, state, locals); d.Digest != amd64.Digest {
 		t.Errorf("one node made amd64 %s, two nodes %s", d.Digest, amd64.Digest)
-	}
-}
-
-func TestRemoteCaches(t *testing.T) {
-	reg := httptest.NewServer(registry.New(registry.Logger(stdlog.New(io.Discard, "", 0))))
-	defer reg.Close()
-	dir := t.TempDir()
-	for _, c := range []struct{ name, to, from string }{
-		{"local", "type=local,mode=max,dest=" + dir, "type=local,src=" + dir},
-		{"registry", "type=registry,mode=max,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main", "type=registry,registry.insecure=true,ref=" + strings.TrimPrefix(reg.URL, "http://") + "/cache:main"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			run, locals := steps(t)
-			state := llb.Merge([]llb.State{layer(run, "one", "1"), layer(run, "two", "2")})
-			_, opts, log := fresh(t, map[string]string{"CACHE_TO": c.to})
-			first, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
-			if strings.Contains(log.String(), "CACHED") {
-				t.Fatal("the first build was cached already")
-			}
-			if c.name == "local" {
-				compressed(t, filepath.Join(dir, "v-amd64"))
-			}
-			_, opts, log = fresh(t, map[string]string{"CACHE_FROM": c.from})
-			second, _ := variant(t, connected(t, opts), t.TempDir(), "linux/amd64", 2, state, locals)
-			if n := strings.Count(log.String(), "CACHED"); n < 2 {
-				t.Errorf("the second daemon took %d steps from the cache:\n%s", n, log)
-			}
-			if first.Digest != second.Digest {
-				t.Errorf("from the cache %s, without %s", second.Digest, first.Digest)
-			}
-		})
-	}
-}
-
-// compressed demands that a local cache has layers, and each of them with zstd.
-func compressed(t *testing.T, dir string) {
-	t.Helper()
-	var index ocispecs.Index
-	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &index)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	var layers int
-	for _, d := range index.Manifests {
-		var cache ocispecs.Index // which may have the form of a manifest
-		var m ocispecs.Manifest
-		blob(t, dir, d.Digest, &cache)
-		blob(t, dir, d.Digest, &m)
-		for _, l := range append(cache.Manifests, m.Layers...) {
-			if strings.Contains(l.MediaType, "layer") {
-				layers++
-				if !strings.HasSuffix(l.MediaType, "+zstd") {
-					t.Errorf("the cache has a layer as %s", l.MediaType)
-				}
-			}
-		}
-	}
-	if layers < 2 {
-		t.Errorf("the cache has %d layers", layers)
 	}
 }
 

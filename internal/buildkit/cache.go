@@ -39,8 +39,20 @@ func remoteCaches(getenv func(string) string, job string) (c cacheEntries, err e
 		if err := perJob(e, job); err != nil {
 			return c, err
 		}
+		credentials(e, getenv)
 	}
 	return c, nil
+}
+
+// credentials gives an S3 cache those of this environment, as buildx does: a
+// daemon that is elsewhere, or was started before, has others or none.
+func credentials(e client.CacheOptionsEntry, getenv func(string) string) {
+	if e.Type != "s3" || e.Attrs["access_key_id"] != "" || e.Attrs["secret_access_key"] != "" || getenv("AWS_ACCESS_KEY_ID") == "" {
+		return
+	}
+	for attr, name := range map[string]string{"access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY", "session_token": "AWS_SESSION_TOKEN"} {
+		e.Attrs[attr] = getenv(name)
+	}
 }
 
 // compress has a cache store compressed layers where it can be told: a variant's

@@ -80,51 +80,63 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (discard) Close() error                { return nil }
 
 // dialDocker returns buildx's current builder, else the docker engine's own
-// BuildKit, if an engine answers and what it has passes the probe; else nil.
+// BuildKit, whichever answers and passes the probe first; else nil. A DOCKER_HOST
+// where nothing answers says that docker is not to be used, buildx included.
 func dialDocker(ctx context.Context, opts Options) *Node {
 	host := dockerHost(ctx, opts)
 	engine := engineAt(ctx, host)
+	if engine == nil && opts.Getenv("DOCKER_HOST") != "" {
+		return nil
+	}
+	if x := currentBuildx(ctx, opts); x.driver != "" && x.driver != "docker" {
+		n, err := x.dial(ctx, "")
+		if err == nil {
+			if x.nodes > 1 {
+				n.dial = x.dial
+			}
+			if engine != nil {
+				engine.Close()
+			}
+			return n
+		}
+		opts.notice("passing over the %s: %v", x, err)
+	}
 	if engine == nil {
 		return nil
 	}
-	type candidate struct {
-		source, address string
-		dial            func(context.Context) (*client.Client, error)
+	n, err := tried(ctx, "docker engine", "docker engine at "+host,
+		client.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return engine.DialHijack(ctx, "/grpc", "h2c", nil)
+		}),
+		client.WithSessionDialer(func(ctx context.Context, proto string, meta map[string][]string) (net.Conn, error) {
+			return engine.DialHijack(ctx, "/session", proto, meta)
+		}))
+	if err != nil {
+		engine.Close()
+		opts.notice("passing over the docker engine at %s: %v", host, err)
+		return nil
 	}
-	var candidates []candidate
-	if name, driver := currentBuildx(ctx); driver != "" && driver != "docker" {
-		candidates = append(candidates, candidate{"buildx", "buildx builder " + name + " (" + driver + ")", func(ctx context.Context) (*client.Client, error) {
-			return client.New(ctx, "", client.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-				// The connection outlives the dialling context.
-				return commandconn.New(context.WithoutCancel(ctx), "docker", "buildx", "dial-stdio", "--builder", name, "--progress", "quiet")
-			}))
-		}})
+	if v, err := engine.ServerVersion(ctx); err == nil && n.Version == "" { // older engines don't say which BuildKit they have
+		n.Version = "of docker " + v.Version
 	}
-	candidates = append(candidates, candidate{"docker engine", "docker engine at " + host, func(ctx context.Context) (*client.Client, error) {
-		return client.New(ctx, "",
-			client.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-				return engine.DialHijack(ctx, "/grpc", "h2c", nil)
-			}),
-			client.WithSessionDialer(func(ctx context.Context, proto string, meta map[string][]string) (net.Conn, error) {
-				return engine.DialHijack(ctx, "/session", proto, meta)
-			}))
-	}})
-	for _, cand := range candidates {
-		c, err := cand.dial(ctx)
-		if err == nil {
-			n := &Node{Client: c, Source: cand.source, Address: cand.address}
-			if err = describe(ctx, n); err == nil {
-				err = probe(ctx, c)
-			}
-			if err == nil {
-				return n
-			}
-			c.Close()
-		}
-		opts.notice("passing over the %s: %v", cand.address, err)
+	return n
+}
+
+// tried is the node behind a dialer, if it passes the probe.
+func tried(ctx context.Context, source, address string, copts ...client.ClientOpt) (*Node, error) {
+	c, err := client.New(ctx, "", copts...)
+	if err != nil {
+		return nil, err
 	}
-	engine.Close()
-	return nil
+	n := &Node{Client: c, Source: source, Address: address}
+	if err = describe(ctx, n); err == nil {
+		err = probe(ctx, c)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return n, nil
 }
 
 // engineAt is a client of the docker engine, nil when none answers.
@@ -157,30 +169,64 @@ func dockerHost(ctx context.Context, opts Options) string {
 	return docker.DefaultDockerHost
 }
 
-// currentBuildx is the name and driver of buildx's current builder; empty
-// strings where there is no buildx.
-func currentBuildx(ctx context.Context) (name, driver string) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", "buildx", "inspect").Output()
-	if err != nil {
-		return "", ""
-	}
-	return parseBuildx(out)
+// buildx is a builder of docker buildx.
+type buildx struct {
+	name, driver   string
+	nodes, running int
 }
 
-// parseBuildx reads the head of docker buildx inspect, the one listing that
-// marks the current builder in every version of buildx.
-func parseBuildx(out []byte) (name, driver string) {
+func (x buildx) String() string { return "buildx builder " + x.name + " (" + x.driver + ")" }
+
+// dial connects to the node that buildx would choose for a platform; the empty
+// one is any node.
+func (x buildx) dial(ctx context.Context, platform string) (*Node, error) {
+	if x.driver == "remote" && x.running == 0 { // buildx would wait for 20 s; other drivers start their nodes
+		return nil, errors.New("no node of it answers")
+	}
+	args := []string{"buildx", "dial-stdio", "--builder", x.name, "--progress", "quiet"}
+	address := x.String()
+	if platform != "" {
+		args, address = append(args, "--platform", platform), address+" for "+platform
+	}
+	return tried(ctx, "buildx", address, client.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		// The connection outlives the dialling context.
+		return commandconn.New(context.WithoutCancel(ctx), "docker", args...)
+	}))
+}
+
+// currentBuildx is buildx's current builder; the zero value where there is no buildx.
+func currentBuildx(ctx context.Context, opts Options) buildx {
+	// buildx asks each node what it is, and gives up after 20 s.
+	ctx, cancel := context.WithTimeout(ctx, 25*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", "buildx", "inspect").Output()
+	if err == nil {
+		return parseBuildx(out)
+	}
+	if name := opts.Getenv("BUILDX_BUILDER"); name != "" || ctx.Err() != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(exit.Stderr)))
+		}
+		opts.notice("passing over buildx's builder %s: docker buildx inspect: %v", name, err)
+	}
+	return buildx{}
+}
+
+// parseBuildx reads docker buildx inspect, the one listing that marks the current
+// builder in every version of buildx.
+func parseBuildx(out []byte) (x buildx) {
 	for line := range strings.Lines(string(out)) {
 		switch key, value, _ := strings.Cut(line, ":"); {
-		case key == "Name" && name == "":
-			name = strings.TrimSpace(value)
-		case key == "Driver":
-			return name, strings.TrimSpace(value)
-		case key == "Nodes":
-			return "", ""
+		case key == "Name" && x.name == "":
+			x.name = strings.TrimSpace(value)
+		case key == "Driver" && x.driver == "":
+			x.driver = strings.TrimSpace(value)
+		case key == "Name":
+			x.nodes++
+		case key == "Status" && strings.TrimSpace(value) == "running":
+			x.running++
 		}
 	}
-	return "", ""
+	return x
 }

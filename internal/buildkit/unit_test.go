@@ -22,20 +22,17 @@ func env(kv map[string]string) func(string) string {
 }
 
 func TestParseBuildx(t *testing.T) {
-	const inspect = `Name:          wide
-Driver:        docker-container
-Last Activity: 2026-11-29 13:09:17 +0000 UTC
-
-Nodes:
-Name:     wide0
-Endpoint: unix:///var/run/docker.sock
-Status:   running
-`
-	if name, driver := parseBuildx([]byte(inspect)); name != "wide" || driver != "docker-container" {
-		t.Errorf("got %q, %q", name, driver)
-	}
-	if name, driver := parseBuildx([]byte("Nodes:\nName: x\n")); name != "" || driver != "" {
-		t.Errorf("no builder gave %q, %q", name, driver)
+	for _, c := range []struct {
+		inspect string
+		want    buildx
+	}{
+		{"Name:          wide\nDriver:        docker-container\nLast Activity: 2026-11-29 13:09:17 +0000 UTC\n\nNodes:\n" +
+			"Name:     wide0\nEndpoint: unix:///var/run/docker.sock\nStatus:   running\n\nName:     wide1\nEndpoint: ssh://arm64\n", buildx{"wide", "docker-container", 2, 1}},
+		{"Name:   default\nDriver: \nError:  failed to connect to the docker API\n", buildx{"default", "", 0, 0}},
+	} {
+		if got := parseBuildx([]byte(c.inspect)); got != c.want {
+			t.Errorf("got %+v, want %+v", got, c.want)
+		}
 	}
 }
 

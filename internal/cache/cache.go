@@ -68,8 +68,10 @@ func Stale(root string) (dirs []string, err error) {
 // cache folder or holds one.
 func Daemons(dir string) (homes []string) {
 	for _, cache := range []string{"*", "*/*"} {
-		found, _ := filepath.Glob(filepath.Join(dir, cache, "buildkit", "*"))
-		homes = append(homes, found...)
+		found, _ := filepath.Glob(filepath.Join(dir, cache, "buildkit", "*", "lock")) // a checkout has a folder buildkit too
+		for _, lock := range found {
+			homes = append(homes, filepath.Dir(lock))
+		}
 	}
 	return homes
 }

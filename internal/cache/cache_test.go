@@ -30,7 +30,8 @@ func TestDir(t *testing.T) {
 func TestTemp(t *testing.T) {
 	home := t.TempDir()
 	old, young, daemon := filepath.Join(home, "tmp", "old"), filepath.Join(home, "tmp", "young"), filepath.Join(home, "tmp", "daemon")
-	for _, dir := range []string{filepath.Join(old, "layer"), filepath.Join(young, "layer"), filepath.Join(daemon, "cache", "buildkit", "bench")} {
+	checkout := filepath.Join(old, "checkout", "internal", "buildkit", "testdata")
+	for _, dir := range []string{checkout, filepath.Join(young, "layer"), filepath.Join(daemon, "cache", "buildkit", "bench", "lock")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}

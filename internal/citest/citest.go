@@ -1,11 +1,15 @@
 // Package citest keeps a test that a machine cannot run from passing for one
-// that ran.
+// that ran, and builds the programs that tests take from tools.
 package citest
 
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 )
 
 // Skip ends the test with the reason, in CI as a failure: CI has what the tests need.
@@ -25,4 +29,27 @@ func Program(t testing.TB, name, from string) string {
 		Skip(t, "%s is missing: %s", name, from)
 	}
 	return path
+}
+
+// Tool builds a program of a module in tools, once, into the cache folder.
+func Tool(t testing.TB, module, name, tags, pkg string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("building " + name + " takes minutes")
+	}
+	dir, err := cache.Dir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "bin", name)
+	_, here, _, _ := runtime.Caller(0)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
+	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..", "tools", module)
+	if tags != "" {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // no C library of a storage driver
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", name, err, out)
+	}
+	return program
 }

@@ -110,7 +110,7 @@ func (r *run) move(ctx context.Context, moves []move) error {
 	for _, m := range moves {
 		if err := r.apply(ctx, m); err != nil {
 			if !errors.Is(err, errLost) {
-				if back := r.undo(r.locked); back != nil {
+				if _, back := r.undo(r.locked); back != nil {
 					err = errors.Join(err, because(r.locked, back))
 				}
 			}
@@ -198,9 +198,11 @@ func (r *run) plan(ctx context.Context, t *target, tag string) ([]move, error) {
 		return nil, err
 	}
 	was := map[string]string{}
-	if h, absent, err := t.client.Digest(ctx, r.Config.Releases, tag); err != nil {
+	h, unreleased, err := t.client.Digest(ctx, r.Config.Releases, tag)
+	if err != nil {
 		return nil, err
-	} else if !absent && h != r.artifact {
+	}
+	if !unreleased && h != r.artifact {
 		old, _, err := signing.ReadRelease(ctx, t.store(r.Config.Releases), h)
 		if err != nil {
 			r.Notice("which release %s:%s is can't be read: %v", t.store(r.Config.Releases).Name(), tag, err)
@@ -217,7 +219,7 @@ func (r *run) plan(ctx context.Context, t *target, tag string) ([]move, error) {
 			return nil, err
 		}
 		m := move{Registry: t.Address, Repository: p.repository, Tag: tag, To: p.digest.String()}
-		if !absent {
+		if !absent && !(unreleased && now == p.digest) { // that is a new channel, which a killed run began
 			m.From = cmp.Or(was[p.repository], now.String())
 		}
 		if now != p.digest || m.From != m.To {
@@ -308,10 +310,10 @@ func (r *run) apply(ctx context.Context, m move) error {
 // undo puts the journal's channels back where they were, the last first; what could
 // not be put back stays in the journal. A channel that did not exist before stays:
 // registries differ in what deleting a tag deletes.
-func (r *run) undo(ctx context.Context) error {
+// It tells whether any had been moved.
+func (r *run) undo(ctx context.Context) (moved bool, err error) {
 	var left []move
 	var wrong []error
-	moved := false
 	for _, m := range slices.Backward(r.journal.Moves) {
 		t, err := r.target(m.Registry)
 		if err == nil {
@@ -337,14 +339,17 @@ func (r *run) undo(ctx context.Context) error {
 	}
 	slices.Reverse(left)
 	r.journal.Moves = left
-	return errors.Join(append(wrong, r.journal.save())...)
+	return moved, errors.Join(append(wrong, r.journal.save())...)
 }
 
 // Abort takes back the channels that a killed release of the version had moved, by
-// its journal, or on another machine by where the release artifact's channels are.
+// its journal, or on another machine by where the release artifact's channels are:
+// one whose artifact had moved is then left, and the error names it.
 // Version tags stay: each points to a complete release.
 func Abort(ctx context.Context, o Options, v Version) (err error) {
 	return o.with(ctx, v, func(ctx context.Context, r *run) error {
+		var stay []string
+		known := len(r.journal.Moves) > 0
 		for _, t := range r.targets {
 			if _, absent, err := t.client.Digest(ctx, r.Config.Releases, string(v)); err != nil {
 				return err
@@ -362,10 +367,19 @@ func Abort(ctx context.Context, o Options, v Version) (err error) {
 				for _, m := range moves {
 					r.journal.remember(m)
 				}
+				if h, absent, err := t.client.Digest(ctx, r.Config.Releases, v.expand(ch.Tag)); err != nil {
+					return err
+				} else if !absent && h == r.artifact && !known {
+					stay = append(stay, t.Address+": "+v.expand(ch.Tag))
+				}
 			}
 		}
-		if err := r.undo(ctx); err != nil {
+		moved, err := r.undo(ctx)
+		if err != nil {
 			return err
+		}
+		if moved && len(stay) > 0 {
+			return fmt.Errorf("channels that the killed release had moved to %s whole stay there, and where they were is known on its machine alone (%s): point each to a version with `go run mage.go release:rollback CHANNEL VERSION`", v, strings.Join(stay, ", "))
 		}
 		r.done = true
 		return nil

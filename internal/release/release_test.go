@@ -1121,14 +1121,56 @@ func abort(t *testing.T, there bool) {
 	if left, _ := filepath.Glob(filepath.Join(o.State, "*.json")); len(left) != 0 {
 		t.Errorf("what was taken back left its journal: %v", left)
 	}
+	o.Notice = func(f string, a ...any) {
+		if said := fmt.Sprintf(f, a...); strings.Contains(said, " -> ") || !strings.HasSuffix(said, ":1.2 is new and stays") {
+			t.Errorf("with nothing to take back: %s", said)
+		}
+	}
+	if err := Abort(t.Context(), o, "1.2.0"); err != nil {
+		t.Error(err)
+	}
 	said := false
 	o.Notice = func(f string, a ...any) {
-		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.2.0")
+		said = said || strings.Contains(fmt.Sprintf(f, a...), "no channel had been moved to 1.1.0")
 	}
-	if err := Abort(t.Context(), o, "1.2.0"); err != nil || !said {
-		t.Errorf("with nothing to take back: said %v, %v", said, err)
+	if err := Abort(t.Context(), o, "1.1.0"); err != nil || !said {
+		t.Errorf("of a version that 1.1.1 has followed: said %v, %v", said, err)
 	}
 	m.complete(address, fix, "1.1", "1", "latest")
+}
+
+// TestAbortElsewhere is a release whose journal is lost: what can't be put back is named.
+func TestAbortElsewhere(t *testing.T) {
+	for _, c := range []struct{ name, before, last, says string }{
+		{"between the artifact's channels", "1.0.0", "/loomcycle-release/manifests/1", ": 1)"},
+		{"first release, before the artifact's channels", "", "/toolbox/manifests/latest", "is new and stays"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			address, refuse := faulty(t)
+			m := newMaker(t, address)
+			if c.before != "" {
+				if err := Publish(t.Context(), m.options(m.dist(disttest.Small(c.before)))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			refuse(after(c.last))
+			if err := Publish(t.Context(), m.options(m.dist(disttest.Small("1.1.0")))); err == nil {
+				t.Fatal("it was released")
+			}
+			refuse(none)
+			o := elsewhere(t, m.options(""), 1)
+			var said strings.Builder
+			o.Notice = func(f string, a ...any) { fmt.Fprintf(&said, f+"\n", a...) }
+			err := Abort(t.Context(), o, "1.1.0")
+			if c.before == "" {
+				if err != nil || !strings.Contains(said.String(), c.says) || strings.Contains(said.String(), "no channel had been moved") {
+					t.Errorf("%v\n%s", err, said.String())
+				}
+			} else if err == nil || !strings.Contains(err.Error(), "release:rollback") || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v\n%s", err, said.String())
+			}
+		})
+	}
 }
 
 // TestForgottenRegistry is a second run that is not told of the first one's other registry.

@@ -9,10 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -22,7 +20,7 @@ import (
 const module = "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/"
 
 // Run builds the sidecar and its session agent and runs it against podman, or the
-// docker that dist.Load found, until ctx ends or a signal comes, with the session image
+// docker that dist.Load found, until ctx ends, with the session image
 // of SANDBOX_IMAGE or else of dist. Every variable of the environment reaches it.
 func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 	dir, err := cache.Dir(getenv)
@@ -76,8 +74,6 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		// A hybrid of cgroup v1 and v2, which podman's usual crun refuses.
 		set("SANDBOX_RUNTIME", "runc")
 	}
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
 	cmd := host.Command(ctx, filepath.Join(dir, "loomcycle-builder"))
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, w, w
 	cmd.WaitDelay = 0 // it has sessions to end

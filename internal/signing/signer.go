@@ -37,6 +37,8 @@ import (
 	_ "github.com/sigstore/sigstore/pkg/signature/kms/hashivault"
 	signatureoptions "github.com/sigstore/sigstore/pkg/signature/options"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // Config says with what to sign. FromEnv reads it from the environment.
@@ -126,11 +128,7 @@ func (c Config) publish(k *keypair) error {
 	if have, err := os.ReadFile(public); err == nil && string(have) == text {
 		return nil
 	}
-	tmp := fmt.Sprintf("%s.%d", public, os.Getpid())
-	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(tmp, public)
+	return atomicfile.Write(public, []byte(text), 0o644)
 }
 
 // Signer signs in-toto statements.

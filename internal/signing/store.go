@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/registry"
 )
 
@@ -202,11 +203,7 @@ func (l Layout) edit(change func(*v1.IndexManifest)) error {
 	if err != nil {
 		return err
 	}
-	tmp := filepath.Join(string(l), ".index.json")
-	if err := os.WriteFile(tmp, append(raw, '\n'), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(tmp, filepath.Join(string(l), "index.json"))
+	return atomicfile.Write(filepath.Join(string(l), "index.json"), append(raw, '\n'), 0o644)
 }
 
 // Repository is one repository of a registry.

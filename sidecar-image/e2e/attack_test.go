@@ -48,6 +48,9 @@ func TestAnotherPrincipal(t *testing.T) {
 			if strings.ReplaceAll(foreign.Body, id, unknown) != absent.Body {
 				t.Errorf("another's session is answered\n%s\nand one that never was\n%s", foreign.Body, absent.Body)
 			}
+			if !foreign.IsError && foreign.Structured["closed"] != false {
+				t.Errorf("another's session is answered as one's own: %s", foreign.Body)
+			}
 		})
 	}
 	t.Run("by list", func(t *testing.T) {
@@ -295,6 +298,24 @@ func TestResourceAttacks(t *testing.T) {
 	}
 }
 
+// A session full of processes that never end says what there is to do, which works.
+func TestFullOfProcesses(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_PIDS": "64"})
+	c := s.client()
+	id := c.open(m{})
+	c.exec(id, `perl -e 'while (1) { defined(fork) or sleep 1 }' >/dev/null 2>&1 &`)
+	eventually(t, 20*time.Second, "a command is refused with what to do", func() bool {
+		a := c.exec(id, "true")
+		return a.IsError && strings.HasPrefix(a.Text, "the session is at its limit of processes") && strings.Contains(a.Text, "sandbox_close")
+	})
+	if a := c.call("sandbox_close", m{"session_id": id}); a.Text != "closed" {
+		t.Errorf("close: %+v", a)
+	}
+	if a := c.exec(c.open(m{}), "echo fine"); a.Text != "fine\n" {
+		t.Errorf("in another: %+v", a)
+	}
+}
+
 func TestHTTPAttacks(t *testing.T) {
 	s := start(t, "runc", nil)
 	c := s.client()
@@ -375,22 +396,29 @@ func TestHTTPAttacks(t *testing.T) {
 	})
 	t.Run("header injection", func(t *testing.T) {
 		host := strings.TrimPrefix(s.URL, "http://")
-		for _, header := range []string{"X-Loom-Root-Run: a\r\nX-Loom-Root-Run: b", "X-Loom-Tenant: a\x01b", "Authorization: Bearer " + token + "\r\nAuthorization: Bearer x", "X-Loom-Root-Run: " + strings.Repeat("r", 300)} {
+		for _, tc := range []struct{ header, want string }{
+			{"X-Loom-Root-Run: a\r\nX-Loom-Tenant: b", "HTTP/1.1 200"}, // the same request, as it should be
+			{"Authorization: Bearer " + token, "HTTP/1.1 200"},
+			{"X-Loom-Root-Run: a\r\nX-Loom-Root-Run: b", "HTTP/1.1 4"},
+			{"X-Loom-Tenant: a\x01b", "HTTP/1.1 4"},
+			{"Authorization: Bearer " + token + "\r\nAuthorization: Bearer x", "HTTP/1.1 4"},
+			{"X-Loom-Root-Run: " + strings.Repeat("r", 300), "HTTP/1.1 4"},
+		} {
 			conn, err := net.Dial("tcp", host)
 			if err != nil {
 				t.Fatal(err)
 			}
 			auth := "Authorization: Bearer " + token + "\r\n"
-			if strings.HasPrefix(header, "Auth") {
+			if strings.HasPrefix(tc.header, "Auth") {
 				auth = ""
 			}
 			body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_open","arguments":{}}}`
-			fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%s%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", host, auth, header, len(body), body)
+			fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%s%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", host, auth, tc.header, len(body), body)
 			_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 			got, _ := io.ReadAll(conn)
 			conn.Close()
-			if !bytes.HasPrefix(got, []byte("HTTP/1.1 4")) {
-				t.Errorf("%.40q was answered %.60q", header, got)
+			if opened := bytes.Contains(got, []byte(`"session_id"`)); !bytes.HasPrefix(got, []byte(tc.want)) || opened != strings.HasSuffix(tc.want, "200") {
+				t.Errorf("%.40q was answered %.60q", tc.header, got)
 			}
 		}
 	})

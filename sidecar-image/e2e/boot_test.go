@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
@@ -46,12 +48,32 @@ func TestSecondSidecar(t *testing.T) {
 	c.open(m{"mem_mb": 64}) // so its podman's socket is there
 }
 
+// A machine that has fewer processes than one principal may fill is a matter where
+// there is another.
+func TestProcessLimitWarning(t *testing.T) {
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		want bool
+	}{
+		"one principal":       {map[string]string{"SANDBOX_MAX_PIDS": "1048576"}, false}, // more than pid_max can be, times the sessions
+		"two":                 {map[string]string{"SANDBOX_MAX_PIDS": "1048576", "SANDBOX_AUTH_TOKENS": "other=" + otherToken}, true},
+		"two who are bounded": {map[string]string{"SANDBOX_MAX_PIDS": "1024", "SANDBOX_AUTH_TOKENS": "other=" + otherToken}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, "runc", tc.env)
+			if got := strings.Contains(s.log.String(), "limit of processes"); got != tc.want {
+				t.Errorf("the log warns: %v\n%s", got, s.log)
+			}
+		})
+	}
+}
+
 // While the session image is pulled, or the key set fetched, the sidecar lives, is
 // not ready, and ends when it is told to.
 func TestSlowBoot(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"pull":    {"SANDBOX_IMAGE": "%s/session:1", "SANDBOX_IMAGE_PULL": "missing"},
-		"key set": {"SANDBOX_IDENTITY_JWKS": "http://%s/keys"},
+		"key set": {"SANDBOX_IDENTITY_JWKS": "http://%s/keys", "SANDBOX_MAX_SESSION": "s3cret"},
 	} {
 		t.Run(name, func(t *testing.T) { slowBoot(t, env) })
 	}
@@ -89,6 +111,12 @@ func slowBoot(t *testing.T, env map[string]string) {
 			t.Errorf("%s answers %s, %s", path, resp.Status, text)
 		}
 	}
+	for name := range env { // a typo is told, and nothing of its value
+		typo := !slices.ContainsFunc(config.Vars, func(v config.Var) bool { return v.Name == name })
+		if text := s.log.String(); strings.Contains(text, "the sidecar reads no variable "+name) != typo || strings.Contains(text, "s3cret") {
+			t.Errorf("%s: the log is\n%s", name, text)
+		}
+	}
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-s.ended:
@@ -97,5 +125,24 @@ func slowBoot(t *testing.T, env map[string]string) {
 	}
 	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("it ended with %d", code)
+	}
+}
+
+// An image that is in no registry, and not in the engine, has to be loaded: the boot
+// ends with that.
+func TestAbsentImage(t *testing.T) {
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	for _, pull := range []string{"missing", "never"} {
+		s := prepare(t, "runc", map[string]string{"SANDBOX_IMAGE": "localhost/absent:1", "SANDBOX_IMAGE_PULL": pull}, p)
+		s.begin()
+		select {
+		case <-s.ended:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("it goes on:\n%s", s.log)
+		}
+		if s.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(s.log.String(), "the session image localhost/absent:1 is not in the engine, and localhost/ is no registry") {
+			t.Errorf("SANDBOX_IMAGE_PULL=%s: it ended with %d:\n%s", pull, s.cmd.ProcessState.ExitCode(), s.log)
+		}
 	}
 }

@@ -143,6 +143,12 @@ func TestCage(t *testing.T) {
 			if entry["msg"] == "session closed" && entry["session"] == id && (entry["principal"] != "shared" || entry["run"] != "run-1") {
 				t.Errorf("the close is logged as %s", line)
 			}
+			// A time has its unit in its name.
+			if name := map[any]string{"call": "took_seconds", "call failed": "took_seconds", "session opened": "took_seconds", "session closed": "age_seconds"}[entry["msg"]]; name != "" {
+				if n, _ := entry[name].(float64); n <= 0 || n > 600 {
+					t.Errorf("%s is %v in %s", name, entry[name], line)
+				}
+			}
 			if entry["session"] == id && entry["principal"] == "shared" && entry["run"] == "run-1" {
 				calls[fmt.Sprint(entry["msg"], ", ", entry["tool"], ", ", entry["kind"])] = true
 			}

@@ -110,13 +110,19 @@ func TestRaw2024(t *testing.T) {
 		_ = json.Unmarshal(b, &v)
 		return resp.StatusCode, resp.Header, v
 	}
+	var ids []string
 	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"} { // the newest has no initialize: TestSDKClient
 		status, h, v := post(`{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"` + version + `","capabilities":{},"clientInfo":{"name":"old","version":"0"}}}`)
 		result, _ := v["result"].(map[string]any)
 		if status != 200 || result["protocolVersion"] != version || h.Get("Content-Type") != "application/json" || v["id"] != "a" {
 			t.Errorf("initialize %s: %d %v", version, status, v)
 		}
-		if a := s.as(map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": h.Get("Mcp-Session-Id")}).call("sandbox_list", m{}); a.IsError || a.Text != `{"sessions":[]}` {
+		given := h.Get("Mcp-Session-Id")
+		if given == "" || slices.Contains(ids, given) {
+			t.Errorf("initialize %s: the session id %q after %q", version, given, ids)
+		}
+		ids = append(ids, given)
+		if a := s.as(map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": given}).call("sandbox_list", m{}); a.IsError || a.Text != `{"sessions":[]}` {
 			t.Errorf("a call with %s: %+v", version, a)
 		}
 	}
@@ -127,7 +133,7 @@ func TestRaw2024(t *testing.T) {
 	if result, _ := v["result"].(map[string]any); len(result["tools"].([]any)) != len(toolNames) || v["id"] != 7.0 {
 		t.Errorf("tools/list: %v", v)
 	}
-	if status, _, v := post(`{"jsonrpc":"2.0","id":8,"method":"nope"}`); v["error"] == nil && status != http.StatusBadRequest {
+	if status, _, v := post(`{"jsonrpc":"2.0","id":8,"method":"nope"}`); status != http.StatusOK || v["id"] != 8.0 || v["error"].(map[string]any)["code"] != -32601.0 {
 		t.Errorf("an unknown method: %d %v", status, v)
 	}
 	if a := s.as(map[string]string{"Mcp-Session-Id": "whatever"}).call("sandbox_list", m{}); a.IsError || a.Text != `{"sessions":[]}` {

@@ -86,7 +86,7 @@ func prepare(t testing.TB, runtime string, env map[string]string, cli interface{
 		"SANDBOX_PODMAN_OPTIONS": strings.Join(p.Flags, " "), "SANDBOX_IMAGE": p.Image, "SANDBOX_IMAGE_PULL": "never",
 		"SANDBOX_AUTH_TOKEN": token, "SANDBOX_RUNTIME": runtime, "SANDBOX_AGENT": p.Agent, "SANDBOX_LOG_LEVEL": "debug",
 		"SANDBOX_INSTANCE":  "test-" + strings.ToLower(rand.Text()),
-		"SANDBOX_STATE_DIR": filepath.Join(t.TempDir(), "state"), "SANDBOX_MEM_MB": "512", "SANDBOX_TMPFS_MB": "256", "SANDBOX_MAX_CPU": "2",
+		"SANDBOX_STATE_DIR": filepath.Join(t.TempDir(), "state"), "SANDBOX_MEM_MB": "512", "SANDBOX_TMPFS_MB": "256",
 	}}
 	for k, v := range env {
 		s.env[k] = v

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -249,14 +250,54 @@ func TestContainerDiesUnderACommand(t *testing.T) {
 	s.podmanOut("kill", "loomcycle-"+id)
 	select {
 	case a := <-done:
-		if !a.IsError || !strings.Contains(a.Text, "went away") {
+		if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: the session has ended by itself (its container exited with 137)") {
 			t.Errorf("%+v", a)
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("the call hangs")
 	}
-	eventually(t, 10*time.Second, "the session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	if a := c.exec(id, "true"); !a.IsError || !strings.HasPrefix(a.Text, "the session has ended by itself") {
+		t.Errorf("the next call: %+v", a)
+	}
 	eventually(t, 10*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
+}
+
+// Whoever has a command in a session that is closed hears what closed it, not that
+// something broke.
+func TestClosedUnderACommand(t *testing.T) {
+	var over atomic.Bool
+	rt := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"alive":%t}`, !over.Load() || !strings.HasSuffix(r.URL.Path, "/ends"))
+	}))
+	defer rt.Close()
+	s := start(t, "runc", map[string]string{"SANDBOX_RUN_STATUS_URL": rt.URL + "/{root_run_id}", "SANDBOX_RUN_STATUS_INTERVAL_SECONDS": "1"})
+	for _, tc := range []struct {
+		name, run, want string
+		args            m
+		end             func(c *client, id string)
+	}{
+		{"sandbox_close", "", "the session was closed with sandbox_close;", nil, func(c *client, id string) { c.call("sandbox_close", m{"session_id": id}) }},
+		{"sandbox_close_run", "closed", "the session was closed with sandbox_close_run,", nil, func(c *client, _ string) { c.call("sandbox_close_run", m{"root_run_id": "closed"}) }},
+		{"its run's end", "ends", "the session has ended with its run;", nil, func(*client, string) { over.Store(true) }},
+		{"its time", "", "the session has ended: its ttl is over;", m{"ttl_seconds": 5}, func(*client, string) {}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := s.as(map[string]string{"X-Loom-Root-Run": tc.run})
+			id := c.open(tc.args)
+			done := make(chan answer)
+			go func() { done <- c.exec(id, "touch begun; sleep 100") }()
+			eventually(t, 5*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
+			tc.end(c, id)
+			select {
+			case a := <-done:
+				if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: "+tc.want) {
+					t.Errorf("%+v", a)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("the call hangs")
+			}
+		})
+	}
 }
 
 func TestTimesToLive(t *testing.T) {
@@ -444,6 +485,38 @@ func TestCancel(t *testing.T) {
 		eventually(t, 5*time.Second, name+" ends the command", gone)
 		<-done
 		cancel()
+	}
+
+	// Two clients with the same token count their requests from 1: a session id tells
+	// whose is cancelled.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	one, two, third := s.as(map[string]string{"Mcp-Session-Id": "one"}), s.as(map[string]string{"Mcp-Session-Id": "two"}), s.as(map[string]string{"Mcp-Session-Id": "third"})
+	ended := map[*client]chan answer{one: make(chan answer, 1), two: make(chan answer, 1)}
+	for c, command := range map[*client]string{one: "sleep 78", two: "until [ -f go ]; do sleep 0.05; done; echo well"} {
+		go func() {
+			a, err := c.try(ctx, "sandbox_exec", m{"session_id": id, "command": command})
+			if err != nil {
+				a.Text = err.Error()
+			}
+			ended[c] <- a
+		}()
+	}
+	eventually(t, 10*time.Second, "both run", func() bool {
+		running := third.exec(id, "ps -eo args").Text
+		return strings.Contains(running, "\nsleep 78") && strings.Contains(running, "bash -c until")
+	})
+	resp, err := one.post(ctx, []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if a := <-ended[one]; a.Text != "the call was cancelled" || !a.IsError || strings.Contains(third.exec(id, "ps -eo args").Text, "\nsleep 78") {
+		t.Errorf("the cancelled call: %+v", a)
+	}
+	third.exec(id, "touch go")
+	if a := <-ended[two]; a.Text != "well\n" || a.IsError {
+		t.Errorf("the other's call: %+v", a)
 	}
 }
 

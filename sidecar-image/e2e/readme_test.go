@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
@@ -207,5 +209,58 @@ func TestReadmeCommands(t *testing.T) {
 	}
 	if named != len(want) {
 		t.Errorf("%d of %d commands are named in the README", named, len(want))
+	}
+}
+
+// A script that ends the `go run` it has started, which passes no signal on, ends the
+// sidecar and its podman with it, and in good order.
+func TestKilledGoRun(t *testing.T) {
+	for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(how.String(), func(t *testing.T) {
+			p := enginetest.New(t)
+			p.Options(t, "runc")
+			address := freePort(t)
+			s := prepare(t, "runc", map[string]string{"SANDBOX_LISTEN_ADDR": address, "LOOMCYCLE_CACHE": t.TempDir()}, p)
+			s.URL, s.ended = "http://"+address, make(chan struct{})
+			s.cmd = exec.Command("go", "run", "mage.go", "sidecar:run")
+			s.cmd.Dir, s.cmd.Env = "../..", os.Environ()
+			for k, v := range s.env {
+				s.cmd.Env = append(s.cmd.Env, k+"="+v)
+			}
+			s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+			if err := s.cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			go func() { _ = s.cmd.Wait(); close(s.ended) }() // with the last process that has its output
+			eventually(t, 10*time.Minute, "it is ready", func() bool {
+				resp, err := http.Get(s.URL + "/readyz")
+				if err != nil {
+					return false
+				}
+				resp.Body.Close()
+				return resp.StatusCode == http.StatusOK
+			})
+			s.client().open(m{}) // so its podman works
+			if err := s.cmd.Process.Signal(how); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-s.ended:
+			case <-time.After(30 * time.Second):
+				t.Fatal("something of it goes on")
+			}
+			if !strings.Contains(s.log.String(), "sessions stay for the next sidecar") {
+				t.Error("it did not end in good order")
+			}
+			lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range lines {
+				if line, err := os.ReadFile(file); err == nil && bytes.Contains(line, []byte(s.env["SANDBOX_STATE_DIR"])) {
+					t.Errorf("%s goes on: %q", file, line)
+				}
+			}
+		})
 	}
 }

@@ -164,7 +164,7 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 	d := enginetest.NewDocker(t)
 	d.Try(t, "runc")
 	env := maps.Clone(caged)
-	env["DOCKER_HOST"], env["SANDBOX_ENGINE"], env["SANDBOX_IMAGE"] = d.Host, "docker", d.Image
+	env["DOCKER_HOST"], env["SANDBOX_ENGINE"], env["SANDBOX_IMAGE"], env["SANDBOX_MAX_CPU"] = d.Host, "docker", d.Image, "1024"
 	s := startOn(t, "runc", env, d)
 	c := s.client()
 	id := c.open(m{})
@@ -177,9 +177,24 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, 30*time.Second, "the lost session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
-	if a := c.exec(c.open(m{}), "echo new"); a.Text != "new\n" {
+	if a := c.exec(c.open(m{"cpu": 1024}), "echo new"); a.Text != "new\n" { // docker refuses more than there are
 		t.Errorf("a new session: %+v", a)
 	}
+	t.Run("kata without its shim", func(t *testing.T) {
+		if shim, err := exec.LookPath("containerd-shim-kata-v2"); err == nil {
+			t.Skipf("%s is installed", shim)
+		}
+		k := prepare(t, "kata", env, d)
+		k.begin()
+		select {
+		case <-k.ended:
+		case <-time.After(time.Minute):
+			t.Fatal("it does not end")
+		}
+		if text := k.log.String(); !strings.Contains(text, "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm") {
+			t.Errorf("it says\n%s", text)
+		}
+	})
 	t.Run("the guide's removal of old volumes", func(t *testing.T) {
 		volumes := func() string { return s.podmanOut("volume", "ls", "--quiet", "--filter", "label=loomcycle.managed=1") }
 		removal := guide(t, "docker volume rm")

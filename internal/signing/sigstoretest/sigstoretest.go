@@ -17,9 +17,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,7 +27,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
-	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
@@ -88,26 +86,6 @@ func chain(t testing.TB, text []byte) []*x509.Certificate {
 	return all
 }
 
-// tool builds a program of tools/sigstore, once, into the cache folder.
-func tool(t testing.TB, name, pkg string) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("building " + name + " takes minutes")
-	}
-	dir, err := cache.Dir(os.Getenv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, here, _, _ := runtime.Caller(0)
-	program := filepath.Join(dir, "bin", name)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, pkg)
-	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..", "..", "tools", "sigstore")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", name, err, out)
-	}
-	return program
-}
-
 // logKey makes a transparency log's key: its file, and how a trusted root names
 // the log (RFC 6962, 3.2; Rekor 2 does the same for ECDSA).
 func logKey(t testing.TB, url string) (file string, log *root.TransparencyLog, id string) {
@@ -162,10 +140,10 @@ func alone(t testing.TB) {
 func Start(t testing.TB) Sigstore {
 	t.Helper()
 	alone(t)
-	fulcio := tool(t, "fulcio", "github.com/sigstore/fulcio")
-	tsa := tool(t, "timestamp-server", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
-	rekor := tool(t, "rekor-server", "github.com/sigstore/rekor-tiles/v2/cmd/rekor-server/posix")
-	ctlog := tool(t, "tesseract", "github.com/transparency-dev/tesseract/cmd/tesseract/posix")
+	fulcio := citest.Tool(t, "sigstore", "fulcio", "", "github.com/sigstore/fulcio")
+	tsa := citest.Tool(t, "sigstore", "timestamp-server", "", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
+	rekor := citest.Tool(t, "sigstore", "rekor-server", "", "github.com/sigstore/rekor-tiles/v2/cmd/rekor-server/posix")
+	ctlog := citest.Tool(t, "sigstore", "tesseract", "", "github.com/transparency-dev/tesseract/cmd/tesseract/posix")
 	iss, token := issuer(t)
 	write := func(name string, text []byte) string {
 		file := filepath.Join(t.TempDir(), name)

@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"runtime"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/jsonlog"
 )
 
 // Info says which build this is.
@@ -45,7 +47,7 @@ func Handler(info Info) http.Handler {
 // Serve listens on addr until ctx ends, then lets the requests in flight
 // finish.
 func Serve(ctx context.Context, addr string, info Info, logs io.Writer) error {
-	log := slog.New(slog.NewJSONHandler(logs, nil))
+	log := jsonlog.New(logs, slog.LevelInfo)
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return fmt.Errorf("cannot listen on LOOMCYCLE_LISTEN_ADDR=%s: %w", addr, err)
@@ -59,7 +61,7 @@ func Serve(ctx context.Context, addr string, info Info, logs io.Writer) error {
 		return fmt.Errorf("the HTTP server stopped: %w", err)
 	case <-ctx.Done():
 	}
-	log.Info("shutting down", "grace", grace.String())
+	log.Info("shutting down", "grace", grace)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	if err := srv.Shutdown(end); err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -10,13 +10,15 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
 func TestServe(t *testing.T) {
 	addr := freeport.Address(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, addr, Info{Version: "1.2.3", Commit: "abc"}, io.Discard) }()
+	var log syncbuf.Buffer
+	go func() { done <- Serve(ctx, addr, Info{Version: "1.2.3", Commit: "abc"}, &log) }()
 
 	var v struct{ Version, Commit, Platform string }
 	get(t, "http://"+addr+"/v1/version", func(b io.Reader) error { return json.NewDecoder(b).Decode(&v) })
@@ -38,6 +40,9 @@ func TestServe(t *testing.T) {
 		}
 	case <-time.After(grace):
 		t.Error("an idle server took the whole grace period to stop")
+	}
+	if !strings.Contains(log.String(), `"grace_seconds":5}`) {
+		t.Errorf("the log does not say how long it waits: %s", log.String())
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/jsonlog"
 	"github.com/loomcycle/loomcycle-images/internal/pid1"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/cgroup"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
@@ -50,25 +51,29 @@ func main() {
 	if exit, first := pid1.Run(); first {
 		os.Exit(exit)
 	}
-	if err := run(os.Args[1:], os.Getenv, os.Stdout); err != nil {
+	if err := run(os.Args[1:], os.Getenv, os.Environ(), os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "loomcycle-builder:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string, getenv func(string) string, out io.Writer) error {
+func run(args []string, getenv func(string) string, environ []string, out io.Writer) error {
 	verb := "serve"
 	if len(args) > 0 {
 		verb, args = args[0], args[1:]
 	}
 	switch verb {
 	case "serve":
+		unknown := config.UnknownVars(environ)
 		c, err := config.Load(getenv)
 		if err != nil {
+			for _, u := range unknown { // what is missing may be there with a typo
+				err = errors.Join(err, u)
+			}
 			return err
 		}
 		c.Agent = agentBeside(c.Agent)
-		return serve(c)
+		return serve(c, unknown)
 	case "workspaces":
 		return workspaces(args, getenv, out)
 	case "config":
@@ -91,10 +96,13 @@ func run(args []string, getenv func(string) string, out io.Writer) error {
 	return fmt.Errorf("there is no command %q; loomcycle-builder help names them", verb)
 }
 
-func serve(c *config.Config) error {
+func serve(c *config.Config, unknown []config.Unknown) error {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.Log))
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := jsonlog.New(os.Stderr, level)
+	for _, u := range unknown {
+		log.Warn("a variable is ignored", "error", u)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// Below PID 1, which is our own reaper or the engine's: the nested podman's containers will be below us.

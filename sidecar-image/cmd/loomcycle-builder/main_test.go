@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -47,5 +48,14 @@ func TestHealthcheck(t *testing.T) {
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("listening on %s, asked at %s: %v", tc.listen, tc.variable, err)
 		}
+	}
+}
+
+// A boot that fails for want of a variable names the one with the typo.
+func TestTypo(t *testing.T) {
+	env := []string{"SANDBOX_IMGE=registry.example/s3cret", "SANDBOX_AUTH_TOKEN=t"}
+	err := run(nil, func(string) string { return "" }, env, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "SANDBOX_IMAGE is not set") || !strings.Contains(err.Error(), "no variable SANDBOX_IMGE; SANDBOX_IMAGE may be meant") || strings.Contains(err.Error(), "s3cret") {
+		t.Error(err)
 	}
 }

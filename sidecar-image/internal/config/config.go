@@ -20,6 +20,13 @@ import (
 // DefaultListen is where the sidecar listens, and is asked for its health.
 const DefaultListen = "127.0.0.1:9000"
 
+// The least of what a session, or the operator, may ask for.
+const (
+	LeastMemMB = 16
+	LeastPids  = 16
+	LeastCPU   = 0.01
+)
+
 // Config is the sidecar's configuration.
 type Config struct {
 	Listen string
@@ -123,14 +130,14 @@ var Vars = []Var{
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
 	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
 	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
-	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for", float(func(c *Config) *float64 { return &c.MaxCPU })},
-	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, 16)},
-	{"SANDBOX_MAX_MEM_MB", "8192", "most memory in MiB", integer(func(c *Config) *int64 { return &c.MemMB.Max }, 16)},
+	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for; lowered to those of the engine's host", float(func(c *Config) *float64 { return &c.MaxCPU })},
+	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, LeastMemMB)},
+	{"SANDBOX_MAX_MEM_MB", "8192", "most memory in MiB", integer(func(c *Config) *int64 { return &c.MemMB.Max }, LeastMemMB)},
 	{"SANDBOX_TMPFS_MB", "1024", "size of /work in MiB, when it is not a workspace", integer(func(c *Config) *int64 { return &c.TmpfsMB.Default }, 1)},
 	{"SANDBOX_MAX_TMPFS_MB", "4096", "largest /work in MiB", integer(func(c *Config) *int64 { return &c.TmpfsMB.Max }, 1)},
 	{"SANDBOX_TMP_MB", "512", "size of /tmp in MiB", integer(func(c *Config) *int64 { return &c.TmpMB }, 1)},
-	{"SANDBOX_PIDS", "512", "processes and threads of a session", integer(func(c *Config) *int64 { return &c.Pids.Default }, 16)},
-	{"SANDBOX_MAX_PIDS", "4096", "most processes and threads", integer(func(c *Config) *int64 { return &c.Pids.Max }, 16)},
+	{"SANDBOX_PIDS", "512", "processes and threads of a session", integer(func(c *Config) *int64 { return &c.Pids.Default }, LeastPids)},
+	{"SANDBOX_MAX_PIDS", "4096", "most processes and threads", integer(func(c *Config) *int64 { return &c.Pids.Max }, LeastPids)},
 	{"SANDBOX_IDLE_TTL_SECONDS", "1800", "a session that is not used for so long is closed", seconds(func(c *Config) *time.Duration { return &c.IdleTTL }, 1)},
 	{"SANDBOX_TTL_SECONDS", "14400", "lifetime of a session that asks for none", seconds(func(c *Config) *time.Duration { return &c.TTL }, 1)},
 	{"SANDBOX_MAX_TTL_SECONDS", "86400", "longest lifetime", seconds(func(c *Config) *time.Duration { return &c.MaxTTL }, 1)},
@@ -296,8 +303,8 @@ func count(at func(*Config) *int) func(*Config, string) error {
 func float(at func(*Config) *float64) func(*Config, string) error {
 	return func(c *Config, v string) error {
 		n, err := strconv.ParseFloat(v, 64)
-		if err != nil || !(n >= 0.01 && n <= 1024) {
-			return fmt.Errorf("%q is not a number from 0.01 to 1024", v)
+		if err != nil || !(n >= LeastCPU && n <= 1024) {
+			return fmt.Errorf("%q is not a number from %v to 1024", v, LeastCPU)
 		}
 		*at(c) = n
 		return nil

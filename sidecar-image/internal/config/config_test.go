@@ -120,3 +120,25 @@ func TestDocumentation(t *testing.T) {
 		}
 	}
 }
+
+func TestUnknownVars(t *testing.T) {
+	environ := []string{"PATH=/bin", "SANDBOX_IMAGE=i", "DOCKER_HOST=unix:///x", "OTEL_EXPORTER_OTLP_ENDPOINT=http://o", "MY_SANDBOX_CPU=1",
+		"SANDBOX_SERVICE_HOST=10.0.0.1", "SANDBOX_SERVICE_PORT=9000", "SANDBOX_SERVICE_PORT_MCP=9000", "SANDBOX_PORT=tcp://10.0.0.1:9000", "SANDBOX_PORT_9000_TCP=tcp://10.0.0.1:9000", "SANDBOX_PORT_9000_TCP_ADDR=10.0.0.1"} // Kubernetes'
+	want := []Unknown{}
+	for name, nearest := range map[string]string{
+		"SANDBOX_MAX_SESSION": "SANDBOX_MAX_SESSIONS", "SANDBOX_IMAGE_PUL": "SANDBOX_IMAGE_PULL", "SANDBOX_MEMORY_MB": "SANDBOX_MEM_MB", "SANDBOX_CPUS": "SANDBOX_CPU",
+		"SANDBOX_RUNTIM": "SANDBOX_RUNTIME", "SANDBOX_PORT": "", "SANDBOX_AUTH_TOKN": "SANDBOX_AUTH_TOKEN", "SANDBOX_image": "", "SANDBOX_": "", "SANDBOX_COLOUR_OF_THE_HOUSE": "",
+	} {
+		environ, want = append(environ, name+"=s3cret"), append(want, Unknown{name, nearest})
+	}
+	slices.SortFunc(want, func(a, b Unknown) int { return strings.Compare(a.Name, b.Name) })
+	got := UnknownVars(environ)
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	for _, u := range got {
+		if text := u.Error(); strings.Contains(text, "s3cret") || !strings.Contains(text, u.Name) || !strings.Contains(text, u.Nearest) {
+			t.Error(text)
+		}
+	}
+}

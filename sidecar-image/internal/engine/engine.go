@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -53,7 +55,9 @@ const (
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
 
-var errKata = errors.New("SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
+const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2"
+
+var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
 
 const listTries = 20
 
@@ -81,8 +85,10 @@ type Engine struct {
 	api    *client.Client
 	child  *child
 	podman bool
+	cpus   int         // of the engine's host
 	mount  mount.Mount // what brings the agent into a session
 	sweep  *sweeper    // of a podman that Open started
+	last   recent      // List's answer
 }
 
 // Spec is what differs from one session container to the next.
@@ -173,6 +179,7 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 	if err != nil {
 		return e.wrap("asking the engine for its runtimes", err)
 	}
+	e.cpus = info.NCPU
 	want := e.opts.Runtime
 	if want == "" || e.child != nil {
 		return nil
@@ -186,15 +193,30 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 		}
 		return nil
 	}
-	if _, ok := info.Runtimes[want]; !ok {
-		var have []string
-		for name := range info.Runtimes {
-			have = append(have, name)
-		}
-		return fmt.Errorf("SANDBOX_RUNTIME=%s is not configured in the engine, which has %s: add it to the engine's daemon.json and restart it", want, strings.Join(have, ", "))
+	rt, ok := info.Runtimes[want]
+	switch {
+	case !ok:
+		err := fmt.Errorf("SANDBOX_RUNTIME=%s is not configured in the engine, which has %s: add it to the engine's daemon.json and restart it", want, strings.Join(slices.Sorted(maps.Keys(info.Runtimes)), ", "))
+		return e.kata(err)
+	case rt.Path == "" && rt.Type == "":
+		// Docker before 23 knows no runtimeType.
+		return e.kata(fmt.Errorf("SANDBOX_RUNTIME=%s is configured in the engine by nothing that this version of it reads, so it would run runc under that name: docker reads a runtimeType since version 23, and a path in all", want))
 	}
 	return nil
 }
+
+// kata adds what Kata needs to an error that may come of its lack: an engine does not tell
+// beforehand whether its host has /dev/kvm.
+func (e *Engine) kata(err error) error {
+	if err == nil || e.opts.Runtime != "kata" || errors.Is(err, ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w; "+kataNeeds, err)
+}
+
+// CPUs is how many there are on the engine's host. Docker refuses a container
+// that asks for more.
+func (e *Engine) CPUs() int { return e.cpus }
 
 // Close stops a podman that Open started. Session containers go on.
 func (e *Engine) Close() {
@@ -287,9 +309,39 @@ func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
 	cfg, host := e.configs(s)
 	resp, err := e.api.ContainerCreate(ctx, cfg, host, nil, nil, s.Name)
 	if err != nil {
-		return "", e.wrap("creating the session's container", err)
+		return "", e.kata(e.wrap("creating the session's container", err))
+	}
+	if lost := unlimited(resp.Warnings, !e.local() || swapping(procSwaps)); len(lost) > 0 {
+		return "", fmt.Errorf("the engine made the session's container without a limit that it asked for: %s: the engine's host has to have the cgroup controllers memory, cpu and pids, and either no swap or the kernel parameter swapaccount=1", strings.Join(lost, "; "))
 	}
 	return resp.ID, nil
+}
+
+// lostLimit is how docker and podman word a limit that they leave out, to make the
+// container all the same.
+var lostLimit = regexp.MustCompile(`(?i)(limitation|limit|quota) discarded|limits are not supported|limited without swap`)
+
+// unlimited picks those about limits from a create call's warnings. Where there is no
+// swap, none has to be kept from.
+func unlimited(warnings []string, swap bool) (lost []string) {
+	for _, w := range warnings {
+		if lostLimit.MatchString(w) && (swap || !strings.Contains(w, "without swap")) {
+			lost = append(lost, strings.TrimSuffix(w, "."))
+		}
+	}
+	return lost
+}
+
+const procSwaps = "/proc/swaps"
+
+// local tells whether the engine runs under this kernel.
+func (e *Engine) local() bool { return e.child != nil || strings.HasPrefix(e.opts.Host, "unix://") }
+
+// swapping tells whether the kernel has swap, by the lines below the head of
+// /proc/swaps (proc(5)).
+func swapping(file string) bool {
+	text, err := os.ReadFile(file)
+	return err != nil || bytes.Count(bytes.TrimSpace(text), []byte("\n")) > 0
 }
 
 // configs is the whole cage.
@@ -366,7 +418,7 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 
 // Start starts a created container.
 func (e *Engine) Start(ctx context.Context, id string) error {
-	return e.wrap("starting the session's container", e.api.ContainerStart(ctx, id, container.StartOptions{}))
+	return e.kata(e.wrap("starting the session's container", e.api.ContainerStart(ctx, id, container.StartOptions{})))
 }
 
 // Attach returns the stdio of a container that was just started.
@@ -482,6 +534,9 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 		if c.Labels[LabelManaged] == "1" && c.Labels[LabelInstance] == instance {
 			out = append(out, State{ID: c.ID, Running: c.State == "running", Labels: c.Labels})
 		}
+	}
+	if instance == e.opts.Instance {
+		e.last.keep(out)
 	}
 	return out, nil
 }

@@ -2,11 +2,14 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -59,15 +62,115 @@ func TestHungAttach(t *testing.T) {
 	}
 }
 
-// Kata has no program that podman could start, whoever has started podman.
-func TestKataNeedsDocker(t *testing.T) {
+// A runtime that the engine does not use is refused with what it has instead, and
+// what to do; Kata has no program that podman could start, whoever has started podman.
+func TestRefusedRuntimes(t *testing.T) {
+	for _, c := range []struct {
+		name, want string // the runtime
+		podman     bool
+		info       string
+		err        string // %s is the engine's address
+	}{
+		{"podman's own default", "runc", true, `"DefaultRuntime": "runc"`, ""},
+		{"another default", "runsc", true, `"DefaultRuntime": "crun"`, "SANDBOX_RUNTIME=runsc, but the podman service at %s uses crun: start it as `podman --runtime runsc system service`"},
+		{"kata in podman", "kata", true, `"DefaultRuntime": "kata"`, errKata.Error()},
+		{"docker has it", "runsc", false, `"Runtimes": {"runc": {"path": "runc"}, "runsc": {"path": "/usr/bin/runsc"}}`, ""},
+		{"docker has others", "crun", false, `"Runtimes": {"runsc": {}, "io.containerd.runc.v2": {}, "runc": {}}`, "SANDBOX_RUNTIME=crun is not configured in the engine, which has io.containerd.runc.v2, runc, runsc: add it to the engine's daemon.json and restart it"},
+		{"kata, not in docker", "kata", false, `"Runtimes": {"runc": {}}`, "SANDBOX_RUNTIME=kata is not configured in the engine, which has runc: add it to the engine's daemon.json and restart it; " + kataNeeds},
+		{"kata in docker", "kata", false, `"Runtimes": {"runc": {"path": "runc"}, "kata": {"runtimeType": "io.containerd.kata.v2"}}`, ""},
+		{"kata in docker 20.10", "kata", false, `"Runtimes": {"runc": {"path": "runc"}, "kata": {"path": ""}}`, "SANDBOX_RUNTIME=kata is configured in the engine by nothing that this version of it reads, so it would run runc under that name: docker reads a runtimeType since version 23, and a path in all; " + kataNeeds},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			component := "Engine"
+			if c.podman {
+				component = "Podman Engine"
+			}
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprintf(w, `{"Components": [{"Name": %q}], "Arch": %q, "ApiVersion": "1.41", "NCPU": 3, %s}`, component, runtime.GOARCH, c.info)
+			}))
+			defer srv.Close()
+			host := "tcp://" + srv.Listener.Addr().String()
+			e, err := Open(t.Context(), Options{Host: host, Runtime: c.want, HostPath: "/agent"})
+			if c.err == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if e.Close(); e.CPUs() != 3 {
+					t.Errorf("it has %d CPUs", e.CPUs())
+				}
+				return
+			}
+			if want := strings.ReplaceAll(c.err, "%s", host); err == nil || err.Error() != want {
+				t.Errorf("%v\nwant %s", err, want)
+			}
+		})
+	}
+	if _, err := Open(t.Context(), Options{Runtime: "kata"}); err == nil || err.Error() != errKata.Error() {
+		t.Errorf("kata in an own podman: %v", err)
+	}
+}
+
+// What an engine says of a container that it does not make as asked.
+func TestRefusedContainers(t *testing.T) {
+	const kvm = "OCI runtime create failed: could not access KVM kernel module: No such file or directory"
+	var answer string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintf(w, `{"Components": [{"Name": "Podman Engine"}], "Arch": %q, "ApiVersion": "1.41", "DefaultRuntime": "kata"}`, runtime.GOARCH)
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/start") {
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprintf(w, `{"message": %q}`, kvm)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, `{"Id": "c", "Warnings": %s}`, answer)
 	}))
 	defer srv.Close()
-	for _, host := range []string{"", "tcp://" + srv.Listener.Addr().String()} {
-		if _, err := Open(t.Context(), Options{Host: host, Runtime: "kata"}); err != errKata {
-			t.Errorf("at %q: %v", host, err)
+	host := "tcp://" + srv.Listener.Addr().String()
+	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithVersion("1.41"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	e := &Engine{api: api, opts: Options{Host: host}}
+
+	const memory, pids = "Your kernel does not support memory limit capabilities or the cgroup is not mounted. Limitation discarded", "Your kernel does not support PIDs limit capabilities or the cgroup is not mounted. PIDs limit discarded"
+	const swap = "Your kernel does not support swap limit capabilities or the cgroup is not mounted. Memory limited without swap"
+	for _, c := range []struct{ warnings, lost []string }{
+		{nil, nil},
+		{[]string{}, nil},
+		{[]string{"IPv4 forwarding is disabled. Networking will not work.", "Published ports are discarded when using host network mode", "The requested image's platform (linux/arm64) does not match the detected host platform"}, nil},
+		{[]string{memory + ".", "IPv4 forwarding is disabled.", pids + "."}, []string{memory, pids}},
+		{[]string{swap + "."}, []string{swap}},
+		{[]string{"Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."}, []string{"Your kernel does not support CPU CFS scheduler. CPU period/quota discarded"}},
+		{[]string{"Resource limits are not supported and ignored on cgroups V1 rootless systems"}, []string{"Resource limits are not supported and ignored on cgroups V1 rootless systems"}},
+	} {
+		text, err := json.Marshal(c.warnings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer = string(text)
+		id, err := e.Create(t.Context(), Spec{Name: "c"})
+		if want := strings.Join(c.lost, "; "); want == "" && (err != nil || id != "c") || want != "" && (err == nil || !strings.Contains(err.Error(), "asked for: "+want+": ")) {
+			t.Errorf("of %q: %q, %v", c.warnings, id, err)
+		}
+	}
+	if lost := unlimited([]string{swap}, false); lost != nil {
+		t.Errorf("where there is no swap: %q", lost)
+	}
+	for head, more := range map[string]bool{"": false, "/dev/vda2 partition 8388604 0 -2\n": true} {
+		file := filepath.Join(t.TempDir(), "swaps")
+		if err := os.WriteFile(file, []byte("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"+head), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if swapping(file) != more {
+			t.Errorf("swap is %v of %q", !more, head)
+		}
+	}
+
+	for runtime, want := range map[string]string{"kata": kvm + "; " + kataNeeds, "runsc": kvm} {
+		e.opts.Runtime = runtime
+		if err := e.Start(t.Context(), "c"); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v", runtime, err)
 		}
 	}
 }

@@ -36,10 +36,11 @@ func NewDocker(t testing.TB) *Docker {
 		t.Fatal(err)
 	}
 	t.Cleanup(unlock)
-	conf := map[string]any{"userland-proxy": false, "exec-opts": []string{"native.cgroupdriver=cgroupfs"}}
+	runtimes := map[string]any{"kata": map[string]any{"runtimeType": "io.containerd.kata.v2"}}
 	if runsc, err := exec.LookPath("runsc"); err == nil {
-		conf["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": []string{"--network=none"}}}
+		runtimes["runsc"] = map[string]any{"path": runsc, "runtimeArgs": []string{"--network=none"}}
 	}
+	conf := map[string]any{"userland-proxy": false, "exec-opts": []string{"native.cgroupdriver=cgroupfs"}, "runtimes": runtimes}
 	daemon, err := dockertest.New(t.TempDir(), root, conf)
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-const fetchTimeout = 10 * time.Second // of a key set
+const (
+	fetchTimeout = 10 * time.Second // of a key set
+	maxToken     = 16 << 10         // bytes of a signed identity
+	maxTag       = 256              // bytes of a tenant, a principal or a run
+)
 
 // Header names.
 const (
@@ -234,6 +238,19 @@ func (a *Authenticator) Tokens() []Token {
 	return slices.Concat(a.opts.Tokens, held)
 }
 
+// Several tells whether calls may come from more than one principal, by the tokens
+// that there are now.
+func (a *Authenticator) Several() bool {
+	names := map[string]bool{}
+	for _, t := range a.Tokens() {
+		names[t.Name] = true
+	}
+	if a.opts.Anon {
+		names[Anonymous] = true
+	}
+	return a.opts.JWKS != "" || len(names) > 1
+}
+
 // ErrToken answers a request without a valid bearer token.
 var ErrToken = errors.New("a valid Authorization: Bearer token is required")
 
@@ -320,8 +337,8 @@ func (a *Authenticator) identity(token string) (Who, error) {
 	refuse := func(err error) (Who, error) {
 		return Who{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
 	}
-	if len(token) > 16<<10 {
-		return refuse(errors.New("the token is longer than 16 KiB"))
+	if len(token) > maxToken {
+		return refuse(fmt.Errorf("the token is longer than the %d bytes that are allowed", maxToken))
 	}
 	var c claims
 	t, err := a.parser.ParseWithClaims(token, &c, a.keys)
@@ -410,8 +427,8 @@ func reason(err error) error {
 
 // tag checks a value that labels a session.
 func tag(name, v string) (string, error) {
-	if len(v) > 256 || !utf8.ValidString(v) || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return "", fmt.Errorf("%s has to be at most 256 bytes of printable text", name)
+	if len(v) > maxTag || !utf8.ValidString(v) || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return "", fmt.Errorf("%s has to be at most %d bytes of printable text", name, maxTag)
 	}
 	return v, nil
 }

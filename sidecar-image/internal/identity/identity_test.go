@@ -21,6 +21,7 @@ import (
 	"github.com/MicahParks/jwkset"
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"go.yaml.in/yaml/v3"
 )
 
 const secret = "secret-0123456789"
@@ -136,6 +137,22 @@ func TestTokensThatAreNone(t *testing.T) {
 	}
 	if got, err := ParseTokens("alice=same,alice=same,c2VjcmV0cw==", true); err != nil || got[2] != (Token{"shared", "c2VjcmV0cw=="}) {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestSeveral(t *testing.T) {
+	for _, tc := range []struct {
+		opts Options
+		want bool
+	}{
+		{Options{Tokens: []Token{{"a", secret}, {"a", secret + "2"}}}, false},
+		{Options{Tokens: []Token{{"a", secret}, {"b", secret + "2"}}}, true},
+		{Options{Anon: true}, false},
+		{Options{Anon: true, Tokens: []Token{{"a", secret}}}, true},
+	} {
+		if a, err := New(t.Context(), tc.opts); err != nil || a.Several() != tc.want {
+			t.Errorf("%+v: several principals are %v, %v", tc.opts, !tc.want, err)
+		}
 	}
 }
 
@@ -434,12 +451,39 @@ func TestEnv(t *testing.T) {
 	for i := range 40 {
 		many.Set(HeaderEnv+"A"+strings.Repeat("B", i), "x")
 	}
-	for name, h := range map[string]http.Header{
+	// The longest that is allowed: four values, and as many names of two letters.
+	full := func(more int) http.Header {
+		h := http.Header{}
+		for i, n := range []int{MaxEnvValue, MaxEnvValue, MaxEnvValue, MaxEnvBytes - 3*MaxEnvValue - 4*2 + more} {
+			h.Set(HeaderEnv+"A"+string(rune('a'+i)), strings.Repeat("x", n))
+		}
+		return h
+	}
+	if got, err := Env(full(0)); err != nil || len(got) != 4 {
+		t.Errorf("%d bytes: %d variables, %v", MaxEnvBytes, len(got), err)
+	}
+	refused := map[string]http.Header{
 		"PATH": {HeaderEnv + "Path": {"x"}}, "LD_PRELOAD": {HeaderEnv + "Ld-Preload": {"x"}}, "HOME": {HeaderEnv + "Home": {"x"}},
 		"a cache": {HeaderEnv + "Gocache": {"x"}}, "npm": {HeaderEnv + "Npm_config_cache": {"x"}}, "bash": {HeaderEnv + "Bash-Env": {"x"}}, "shellshock": {HeaderEnv + "Bash_func_x%%": {"x"}},
 		"no name": {HeaderEnv: {"x"}}, "a digit": {HeaderEnv + "1a": {"x"}}, "twice": {HeaderEnv + "A": {"x", "y"}}, "two spellings": {HeaderEnv + "A-B": {"x"}, HeaderEnv + "A_b": {"y"}},
-		"a large value": {HeaderEnv + "A": {strings.Repeat("x", MaxEnvValue+1)}}, "too many": many,
-	} {
+		"a large value": {HeaderEnv + "A": {strings.Repeat("x", MaxEnvValue+1)}}, "too many": many, "one byte more than all may have": full(1),
+	}
+	// What the session image sets is the image's.
+	text, err := os.ReadFile("../../../session-image/image.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var image struct {
+		Config struct{ Env []string }
+	}
+	if err := yaml.Unmarshal(text, &image); err != nil || len(image.Config.Env) == 0 {
+		t.Fatalf("the session image's environment is %v, %v", image.Config.Env, err)
+	}
+	for _, kv := range image.Config.Env {
+		name, _, _ := strings.Cut(kv, "=")
+		refused[name+" of the image"] = http.Header{http.CanonicalHeaderKey(HeaderEnv + strings.ReplaceAll(name, "_", "-")): {"x"}}
+	}
+	for name, h := range refused {
 		env, err := Env(h)
 		if err == nil {
 			t.Errorf("%s: allowed: %v", name, env)

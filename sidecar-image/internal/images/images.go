@@ -8,9 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"golang.org/x/sync/singleflight"
 )
@@ -89,7 +91,7 @@ func (i *Images) recall(ref string, now time.Time) (string, bool) {
 func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) (string, error) {
 	img, err := i.Engine.ResolveImage(ctx, ref, i.Pull)
 	if err != nil {
-		return "", err
+		return "", i.absent(ctx, ref, err)
 	}
 	// By reference too: a signature is looked for in the reference's repository.
 	key := ref + "\x00" + img.ID
@@ -119,6 +121,24 @@ func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) 
 	i.known[ref] = answer{img.ID, now()}
 	i.mu.Unlock()
 	return img.ID, nil
+}
+
+// absent says what to do about an image that has to be in the engine already: nothing
+// may be pulled, or nothing can be by that name.
+func (i *Images) absent(ctx context.Context, ref string, err error) error {
+	why := ""
+	switch {
+	case strings.HasPrefix(ref, "localhost/"):
+		why = "localhost/ is no registry that it could come from"
+	case !i.Pull:
+		why = "SANDBOX_IMAGE_PULL=never forbids to pull it"
+	default:
+		return err
+	}
+	if _, missing := i.Engine.ResolveImage(ctx, ref, false); !cerrdefs.IsNotFound(missing) {
+		return err // the engine is ill
+	}
+	return fmt.Errorf("the session image %s is not in the engine, and %s: load it into the engine that the sidecar uses (podman load, docker load; for a nested podman, whose storage is a volume, see sidecar-image/README.md), or name one of a registry: %w", ref, why, err)
 }
 
 // verify accepts an image when one of the digests that the engine has of it is

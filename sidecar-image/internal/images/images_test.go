@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
+
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
@@ -23,7 +25,7 @@ func (s *store) ResolveImage(_ context.Context, ref string, _ bool) (engine.Imag
 	s.asked++
 	img, ok := s.images[ref]
 	if !ok {
-		return img, fmt.Errorf("no such image: %s", ref)
+		return img, fmt.Errorf("no such image: %s: %w", ref, cerrdefs.ErrNotFound)
 	}
 	return img, nil
 }
@@ -95,6 +97,43 @@ func TestResolve(t *testing.T) {
 	resolve("loaded", "error:no manifest digest")
 	i.Verify = nil
 	resolve("loaded", "loaded")
+}
+
+// refusing is an engine whose pulls end as one of localhost/ does, or that is ill.
+type refusing struct{ missing error }
+
+func (r refusing) ResolveImage(_ context.Context, ref string, pull bool) (engine.Image, error) {
+	if pull && cerrdefs.IsNotFound(r.missing) {
+		return engine.Image{}, fmt.Errorf("pulling %s: connection refused", ref)
+	}
+	return engine.Image{}, r.missing
+}
+
+func (refusing) PlaceAgent(context.Context, string) error { return nil }
+
+// What cannot be pulled has to be loaded: that is said, with the engine's own words.
+func TestAbsent(t *testing.T) {
+	missing, ill := fmt.Errorf("no such image: %w", cerrdefs.ErrNotFound), errors.New("the engine is ill")
+	for _, tc := range []struct {
+		ref     string
+		pull    bool
+		missing error
+		want    string // before the engine's own words
+		words   string
+	}{
+		{"localhost/session:dev", true, missing, "the session image localhost/session:dev is not in the engine, and localhost/ is no registry", "connection refused"},
+		{"localhost/session:dev", false, missing, "localhost/ is no registry that it could come from: load it", "no such image"},
+		{"registry.example/session:1", false, missing, "SANDBOX_IMAGE_PULL=never forbids to pull it: load it", "no such image"},
+		{"registry.example/session:1", true, missing, "", "connection refused"},
+		{"localhost:5000/session:1", true, missing, "", "connection refused"}, // that is one
+		{"localhost/session:dev", true, ill, "", "the engine is ill"},
+		{"registry.example/session:1", false, ill, "", "the engine is ill"},
+	} {
+		_, err := (&Images{Engine: refusing{tc.missing}, Pull: tc.pull}).Resolve(t.Context(), tc.ref)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasSuffix(err.Error(), tc.words) && !strings.Contains(err.Error(), tc.words+": ") || tc.want == "" && strings.Contains(err.Error(), "load it") {
+			t.Errorf("%s, pull %v, %v: %v", tc.ref, tc.pull, tc.missing, err)
+		}
+	}
 }
 
 // slow is an engine that pulls one reference for as long as the test likes.

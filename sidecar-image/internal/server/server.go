@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +23,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
@@ -38,11 +38,12 @@ const (
 	largeInFlight = 128 << 20
 	smallInFlight = 64 << 20
 	smallBody     = 64 << 10
-	// peekMax bounds the bodies that are looked into for a request id, in bytes,
-	// their long strings not counted: a call above it cannot be cancelled by
-	// notification, only by hanging up.
-	peekMax  = 64 << 10
-	readyTTL = time.Second
+	readyTTL      = time.Second
+	maxHeader     = 128 << 10 // bytes of a request's headers
+	// headerTimeout is what they have to arrive, and idleTimeout what a connection
+	// without a request is kept.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
 	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
 	bodyOnTrust = 2 << 20
 	// So are the answers, from before they are made until the client has them, and in
@@ -90,11 +91,16 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	// The SDK tells of every request at the level info.
 	sdk := slog.New(quiet{s.Log.Handler()})
-	srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
-		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
-	s.Tools.Register(srv)
+	// At the first call, after the boot: what tools say of their arguments depends on
+	// the engine's host.
+	srv := sync.OnceValue(func() *mcp.Server {
+		srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
+			&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
+		s.Tools.Register(srv)
+		return srv
+	})
 	handler := func(plain bool) http.Handler {
-		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
+		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv() }, &mcp.StreamableHTTPOptions{
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody,
 			// A name that was rebound to loopback brings a browser here, but not a token; a proxy on this
 			// machine brings both the token and the name that its clients use.
@@ -129,7 +135,7 @@ func (s *Server) HTTP() *http.Server {
 	h := s.Handler()
 	// For the bodies that nobody wants, and for the answers of other paths than
 	// /mcp, which renews both as it waits and works.
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10,
+	return &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -172,9 +178,14 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, "ready")
 }
 
-func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {
+// refused tells the metrics and the log of a request that is refused.
+func (s *Server) refused(r *http.Request, reason string, err error) {
 	s.Metrics.Denied(reason)
-	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", err)
+	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err)) // it may quote the request
+}
+
+func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {
+	s.refused(r, reason, err)
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="sandbox"`)
 	}
@@ -225,16 +236,21 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
-	whole := len(body)
-	if body = req.Lift(body); len(body) != whole && longName(body, req) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"id, requestId and progressToken may have %d bytes"}}`+"\n", tools.LiftMin-2)
+	body = req.Lift(body)
+	msgs := messages(body)
+	if err := names(msgs, req); err != nil {
+		s.refused(r, "request", err)
+		writeError(w, http.StatusBadRequest, nil, jsonrpc.CodeInvalidRequest, err.Error())
 		return
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	w = req.Writer(w)
-	msg := peek(body)
+	refusal := &refusal{ResponseWriter: req.Writer(w), server: s, request: r, body: body, msgs: msgs}
+	defer refusal.end()
+	w = refusal
+	var msg message
+	if len(msgs) == 1 {
+		msg = msgs[0]
+	}
 	key := func(id json.RawMessage) string {
 		return strings.Join([]string{who.Principal, r.Header.Get("Authorization"), r.Header.Get(sessionHeader), string(id)}, "\x00")
 	}
@@ -379,39 +395,6 @@ func accepts(h http.Header, want string) bool {
 		}
 	}
 	return false
-}
-
-// message is what the HTTP layer looks at in a JSON-RPC message. The SDK
-// parses it for real.
-type message struct {
-	Method string          `json:"method"`
-	ID     json.RawMessage `json:"id"`
-	Params struct {
-		RequestID json.RawMessage `json:"requestId"`
-		Meta      struct {
-			ProgressToken json.RawMessage `json:"progressToken"`
-		} `json:"_meta"`
-	} `json:"params"`
-}
-
-// longName tells whether a request, or one of a batch, is named by a string that was
-// lifted out of it: the answer would name another.
-func longName(body []byte, r *tools.Request) bool {
-	var batch []message
-	if json.Unmarshal(body, &batch) != nil {
-		batch = []message{{}}
-		_ = json.Unmarshal(body, &batch[0])
-	}
-	return slices.ContainsFunc(batch, func(m message) bool {
-		return r.StandsIn(m.ID) || r.StandsIn(m.Params.RequestID) || r.StandsIn(m.Params.Meta.ProgressToken)
-	})
-}
-
-func peek(body []byte) (m message) {
-	if len(body) <= peekMax {
-		_ = json.Unmarshal(body, &m)
-	}
-	return m
 }
 
 func (s *Server) track(key string, c chan struct{}) func() {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
@@ -90,24 +91,27 @@ func answer(t *testing.T, conn net.Conn, patience time.Duration) (*http.Response
 // proxy, and without tokens a name that leads to loopback is all that one would need.
 func TestHostNames(t *testing.T) {
 	s, _ := serve(t, time.Minute)
+	denied := map[string]int{}
 	for _, tc := range []struct {
 		anon                bool
 		host, origin, token string
 		want                int
+		reason              string // in the log and the metrics
 	}{
-		{false, "sandbox.example.test", "", main, http.StatusOK},
-		{false, "sandbox.example.test", "", "", http.StatusUnauthorized},
-		{false, "", "https://evil.example.test", main, http.StatusForbidden},
-		{true, "", "", "", http.StatusOK},
-		{true, "", "", wrong, http.StatusUnauthorized},
-		{true, "sandbox.example.test", "", "", http.StatusForbidden},
-		{true, "", "https://evil.example.test", "", http.StatusForbidden},
+		{false, "sandbox.example.test", "", main, http.StatusOK, ""},
+		{false, "sandbox.example.test", "", "", http.StatusUnauthorized, "token"},
+		{false, "", "https://evil.example.test", main, http.StatusForbidden, "origin"},
+		{true, "", "", "", http.StatusOK, ""},
+		{true, "", "", wrong, http.StatusUnauthorized, "token"},
+		{true, "sandbox.example.test", "", "", http.StatusForbidden, "host"},
+		{true, "", "https://evil.example.test", "", http.StatusForbidden, "origin"},
 	} {
 		auth, err := identity.New(t.Context(), identity.Options{Anon: tc.anon, Tokens: []identity.Token{{Name: "main", Secret: main}}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Auth, s.Tools.Config.Anon = auth, tc.anon
+		var log syncbuf.Buffer
+		s.Auth, s.Tools.Config.Anon, s.Log = auth, tc.anon, slog.New(slog.NewTextHandler(&log, nil))
 		srv := httptest.NewServer(s.Handler())
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+"/mcp", strings.NewReader(ping))
 		if err != nil {
@@ -126,6 +130,16 @@ func TestHostNames(t *testing.T) {
 		resp.Body.Close()
 		if resp.StatusCode != tc.want {
 			t.Errorf("%+v: %s", tc, resp.Status)
+		}
+		if tc.reason != "" {
+			denied[tc.reason]++
+			series := fmt.Sprintf("sandbox_requests_denied_total{reason=%q}", tc.reason)
+			if got, want := metric(t, srv, series), fmt.Sprint(denied[tc.reason]); got != want {
+				t.Errorf("%+v: %s is %q, not %s", tc, series, got, want)
+			}
+		}
+		if logged := log.String(); (logged != "") != (tc.reason != "") || tc.reason != "" && !strings.Contains(logged, `"request refused" reason=`+tc.reason) {
+			t.Errorf("%+v: the log says %q", tc, logged)
 		}
 		srv.Close()
 	}
@@ -291,25 +305,92 @@ func TestUnwantedBody(t *testing.T) {
 	}
 }
 
-// A request is answered under its own name, or refused when that is too long.
-func TestLongNames(t *testing.T) {
+// A request is answered under its own name, or refused when it has none, and what is no
+// request gets a JSON-RPC error.
+func TestMessages(t *testing.T) {
 	_, srv := serve(t, time.Minute)
 	name := func(n int) string { return `"` + strings.Repeat("i", n-2) + `"` }
+	call := func(id string) string { return `{"jsonrpc":"2.0","method":"ping","id":` + id + `}` }
+	const parse, invalid, method, badID = `"id":null,"error":{"code":-32700`, `"id":null,"error":{"code":-32600`, `"error":{"code":-32601,"message":"there is no method \"nope\""}`, `"a request's id is a string, or a whole number of at most 9007199254740991"`
 	for _, tc := range []struct {
 		what, body string
 		status     int
 		want       string
 	}{
-		{"the longest id", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin) + `}`, http.StatusOK, `"id":` + name(tools.LiftMin)},
-		{"an id above it", `{"jsonrpc":"2.0","method":"ping","id":` + name(tools.LiftMin+1) + `}`, http.StatusBadRequest, `"id":null,"error":{"code":-32600`},
-		{"one of a batch", `[` + ping + `,{"jsonrpc":"2.0","method":"ping","id":` + name(20<<10) + `}]`, http.StatusBadRequest, `"id":null`},
-		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, `"id":null`},
+		{"the longest id", call(name(tools.LiftMin)), http.StatusOK, `"id":` + name(tools.LiftMin)},
+		{"an id above it", call(name(tools.LiftMin + 1)), http.StatusBadRequest, invalid},
+		{"one of a batch", `[` + ping + `,` + call(name(20<<10)) + `]`, http.StatusBadRequest, invalid},
+		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, invalid},
 		{"another long string", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"x":` + name(20<<10) + `}}}`, http.StatusOK, `"id":1`},
+
+		{"a string", call(`"a"`), http.StatusOK, `"id":"a"`},
+		{"zero", call(`0`), http.StatusOK, `"id":0`},
+		{"a negative number", call(`-7`), http.StatusOK, `"id":-7`},
+		{"the largest number", call(`9007199254740991`), http.StatusOK, `"id":9007199254740991`},
+		{"a number above it", call(`9007199254740993`), http.StatusBadRequest, badID},
+		{"a huge number", call(`1e300`), http.StatusBadRequest, badID},
+		{"a number that is none", call(`1e999`), http.StatusBadRequest, badID},
+		{"a fraction", call(`1.5`), http.StatusBadRequest, badID},
+		{"a fraction in a large body", call(`1.5`) + strings.Repeat(" ", 2*smallBody), http.StatusBadRequest, badID},
+		{"a fraction in a batch", `[` + ping + `,` + call(`1.5`) + `]`, http.StatusBadRequest, badID},
+		{"null", call(`null`), http.StatusBadRequest, invalid},
+		{"none", `{"jsonrpc":"2.0","method":"ping"}`, http.StatusBadRequest, invalid},
+		{"a truth", call(`true`), http.StatusBadRequest, invalid},
+		{"an object", call(`{}`), http.StatusBadRequest, invalid},
+
+		{"an unknown method", `{"jsonrpc":"2.0","id":8,"method":"nope"}`, http.StatusOK, `"id":8,` + method},
+		{"by a string", `{"jsonrpc":"2.0","id":"x","method":"nope","params":{}}`, http.StatusOK, `"id":"x",` + method},
+		{"in a batch", `[` + ping + `,{"jsonrpc":"2.0","id":8,"method":"nope"}]`, http.StatusBadRequest, invalid},
+		{"with null", `{"jsonrpc":"2.0","id":null,"method":"nope"}`, http.StatusBadRequest, invalid},
+		{"an unknown notification", `{"jsonrpc":"2.0","method":"notifications/nope"}`, http.StatusAccepted, ""},
+		{"no method", `{"jsonrpc":"2.0","id":1}`, http.StatusAccepted, ""}, // an answer, by its form
+		{"an empty one", `{"jsonrpc":"2.0","id":8,"method":""}`, http.StatusOK, `"id":8,"error":{"code":-32601`},
+		{"another version", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, http.StatusBadRequest, invalid},
+		{"no JSON", `{"jsonrpc"`, http.StatusBadRequest, parse},
+		{"nothing", ``, http.StatusBadRequest, parse},
+		{"a number", `7`, http.StatusBadRequest, invalid},
 	} {
-		if resp, text := answer(t, post(t, srv, main, int64(len(tc.body)), tc.body), time.Minute); resp.StatusCode != tc.status || !strings.Contains(text, tc.want) {
-			t.Errorf("%s: %s %.100s", tc.what, resp.Status, text)
+		for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+"/mcp", strings.NewReader(tc.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header = http.Header{"Authorization": {"Bearer " + main}, "Content-Type": {"application/json"}, "Accept": {accept}}
+			resp, err := srv.Client().Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || resp.StatusCode != tc.status || !strings.Contains(string(text), tc.want) || (len(text) == 0) != (tc.want == "") {
+				t.Errorf("%s, %s: %s %.200s %v", tc.what, accept, resp.Status, text, err)
+			}
+			if kind := resp.Header.Get("Content-Type"); strings.Contains(tc.want, `"error"`) && kind != "application/json" {
+				t.Errorf("%s: an error of type %q", tc.what, kind)
+			}
 		}
 	}
+	// What no client can have meant is counted.
+	if got := metric(t, srv, `sandbox_requests_denied_total{reason="request"}`); got == "" || got == "0" {
+		t.Errorf("%q requests that were none", got)
+	}
+}
+
+// metric is the value of a series, or empty.
+func metric(t *testing.T, srv *httptest.Server, series string) string {
+	t.Helper()
+	resp, err := srv.Client().Get(srv.URL + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), series+" ")
+	value, _, _ := strings.Cut(rest, "\n")
+	return value
 }
 
 // A client that sends requests and takes no answers is left alone after a while.
@@ -420,5 +501,16 @@ func TestReadyAfterHangup(t *testing.T) {
 		if w.Code != http.StatusOK {
 			t.Errorf("answered %d: %s", w.Code, w.Body)
 		}
+	}
+}
+
+// The ceiling that the boot lowers is the one that clients are told.
+func TestToolsAreThoseOfTheBoot(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Tools.Config.CPU, s.Tools.Config.MaxCPU = 1, 3
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	resp, body := answer(t, post(t, srv, main, int64(len(list)), list), 10*time.Second)
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "CPUs; 0.01 to 3 (more is cut), 1 by default") {
+		t.Errorf("%s: %s", resp.Status, body)
 	}
 }

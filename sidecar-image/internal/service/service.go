@@ -134,7 +134,8 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 		if opts.NProc, err = engine.Processes(c.AllProcesses()); err != nil {
 			return err
 		}
-		if least := c.LeastProcesses(); opts.NProc < least {
+		// A principal who is alone takes them from nobody.
+		if least := c.LeastProcesses(); opts.NProc < least && auth.Several() {
 			s.log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what one principal's sessions may have: one that fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS or SANDBOX_MAX_SESSIONS_PER_PRINCIPAL",
 				"limit", opts.NProc, "needed", least)
 		}
@@ -149,6 +150,10 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	defer cancel()
 	if s.engine, err = engine.Open(ectx, opts); err != nil {
 		return err
+	}
+	if most := float64(s.engine.CPUs()); most > 0 && c.MaxCPU > most {
+		s.log.Info("SANDBOX_MAX_CPU is lowered to the CPUs that the engine's host has", "asked", c.MaxCPU, "cpus", most)
+		c.MaxCPU, c.CPU = most, min(c.CPU, most)
 	}
 	im := &images.Images{Engine: s.engine, Pull: c.Pull == "missing"}
 	if c.ImagePolicy != "" {

@@ -135,6 +135,6 @@ func TestClockJumps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	m.CloseSession(s, "test")
+	m.CloseSession(s, session.ByClose)
 	m.Close()
 }

@@ -133,6 +133,47 @@ func TestCarriers(t *testing.T) {
 	})
 }
 
+// listing is an engine whose lists take a while.
+type listing struct {
+	hung
+	takes time.Duration
+	err   error
+	lists int
+}
+
+func (l *listing) List(context.Context, string) ([]engine.State, error) {
+	time.Sleep(l.takes)
+	l.lists++
+	return nil, l.err
+}
+
+// Containers are listed as often as it costs a hundredth of the time, but for an engine
+// that does not answer.
+func TestReconciliationRests(t *testing.T) {
+	for _, c := range []struct {
+		takes       time.Duration
+		err         error
+		least, most int // in an hour, beside the one at boot
+	}{
+		{time.Millisecond, nil, 110, 120},
+		{time.Second, nil, 34, 36},
+		{10 * time.Second, nil, 11, 12},
+		{10 * time.Second, errors.New("the engine is away"), 80, 90},
+	} {
+		path := filepath.Join(t.TempDir(), "state")
+		synctest.Test(t, func(t *testing.T) {
+			e := &listing{takes: c.takes}
+			manage(t, path, Config{Engine: e})
+			booted := e.lists
+			e.err = c.err
+			time.Sleep(time.Hour)
+			if n := e.lists - booted; n < c.least || n > c.most {
+				t.Errorf("a list takes %v (%v): %d in an hour", c.takes, c.err, n)
+			}
+		})
+	}
+}
+
 // choosy removes containers by its own rule.
 type choosy struct {
 	hung
@@ -204,14 +245,14 @@ func TestIdleIsDecidedOnce(t *testing.T) {
 		time.Sleep(time.Hour)
 		ahead.Store(int64(2 * time.Minute)) // found idle between two ticks
 		m.Expire()
-		if _, err := s.Use(); !errors.Is(err, ErrUnknown) {
+		if _, err := s.Use(); !errors.Is(err, overIdle) {
 			t.Errorf("a command may start in a session that is being closed: %v", err)
 		}
-		if err := m.Touch(s); !errors.Is(err, ErrUnknown) {
+		if err := m.Touch(s); !errors.Is(err, overIdle) {
 			t.Errorf("it can be touched: %v", err)
 		}
 		synctest.Wait()
-		if _, err := m.Get(who, rec.ID); err == nil || errors.Is(err, ErrUnknown) {
+		if _, err := m.Get(who, rec.ID); !errors.Is(err, overIdle) {
 			t.Errorf("its owner is told %v", err)
 		}
 	})

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"io"
 	"time"
 
@@ -168,6 +167,10 @@ func (m *Manager) reach() {
 const (
 	tickEvery      = time.Second
 	reconcileEvery = 30 * time.Second
+	// reconcileFactor is how many times as long as its list took a reconciliation rests:
+	// of two hundred containers podman makes one in a second, idle as they may be.
+	reconcileFactor  = 100
+	reconcileAtLeast = 5 * time.Minute
 )
 
 // tick ends what is over, writes down what was used, and looks for sessions
@@ -175,15 +178,15 @@ const (
 func (m *Manager) tick() {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
-	last := time.Now()
+	next := time.Now().Add(reconcileEvery)
 	for {
 		m.Expire()
 		if m.cfg.Limits.WarmPool > 0 {
 			m.refill()
 		}
-		if time.Since(last) > reconcileEvery {
-			last = time.Now()
-			m.reconcile()
+		if time.Now().After(next) {
+			took := m.reconcile()
+			next = time.Now().Add(max(reconcileEvery, min(reconcileFactor*took, reconcileAtLeast)))
 		}
 		select {
 		case <-m.ctx.Done():
@@ -192,6 +195,11 @@ func (m *Manager) tick() {
 		}
 	}
 }
+
+var (
+	overTTL  = ended("ttl", "the session has ended: its ttl is over; open a new one with sandbox_open")
+	overIdle = ended("idle", "the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it")
+)
 
 // Expire closes the sessions whose time is over.
 func (m *Manager) Expire() {
@@ -202,26 +210,29 @@ func (m *Manager) Expire() {
 		s.mu.Unlock()
 		switch {
 		case now.After(s.Deadline):
-			m.bury(s, errors.New("the session has ended: its ttl is over; open a new one with sandbox_open"))
-			m.wg.Go(func() { m.CloseSession(s, "ttl") })
+			if s.close(overTTL, nil) {
+				m.wg.Go(func() { m.finish(s) })
+			}
 		// Looked at and closed in one: a command that starts either keeps it or is refused.
-		case s.close(func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
-			m.bury(s, errors.New("the session has ended: it was idle for too long; open a new one, and sandbox_touch it to keep it"))
-			m.wg.Go(func() { m.finish(s, "idle") })
+		case s.close(overIdle, func() bool { return s.running == 0 && now.Sub(s.lastUsed) > m.cfg.Limits.IdleTTL }):
+			m.wg.Go(func() { m.finish(s) })
 		case stale:
 			m.save(s)
 		}
 	}
 }
 
-// reconcile compares sessions with the engine's containers.
-func (m *Manager) reconcile() {
+// reconcile compares sessions with the engine's containers, and tells how long those
+// took to be listed.
+func (m *Manager) reconcile() (took time.Duration) {
 	ctx, cancel := context.WithTimeout(m.ctx, 20*time.Second)
 	defer cancel()
+	began := time.Now()
 	cs, err := m.cfg.Engine.List(ctx, m.cfg.Store.Instance)
 	if err != nil {
-		return // an engine that is away says nothing of its containers
+		return 0 // an engine that is away says nothing of its containers
 	}
+	took = time.Since(began)
 	running, strays := map[string]bool{}, map[string]string{}
 	for _, c := range cs {
 		id := c.Labels[engine.LabelSession]
@@ -250,4 +261,5 @@ func (m *Manager) reconcile() {
 			_ = m.died(ctx, s) // asks again, for this one alone
 		}
 	}
+	return took
 }

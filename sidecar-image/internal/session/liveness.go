@@ -44,6 +44,8 @@ var over = map[string]bool{
 	"failed": true, "error": true, "errored": true, "cancelled": true, "canceled": true, "aborted": true, "dead": true, "timed_out": true,
 }
 
+var overRun = ended("run_ended", "the session has ended with its run; open a new one with sandbox_open")
+
 // Poll asks about every run once.
 func (l *Liveness) Poll(ctx context.Context, m *Manager) {
 	runs := map[string][]*Session{}
@@ -60,8 +62,7 @@ func (l *Liveness) Poll(ctx context.Context, m *Manager) {
 			return
 		}
 		for _, s := range runs[run] {
-			m.bury(s, fmt.Errorf("the session has ended with its run; open a new one with sandbox_open"))
-			m.CloseSession(s, "run_ended")
+			m.CloseSession(s, overRun)
 		}
 	})
 }

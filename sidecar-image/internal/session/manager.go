@@ -89,6 +89,8 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
+var stopped = ended("stopped", "the sidecar is being stopped; try again when the next one runs")
+
 // Close stops the manager's work. Sessions stay open for the next sidecar.
 func (m *Manager) Close() {
 	m.stop()
@@ -100,8 +102,8 @@ func (m *Manager) Close() {
 	m.mu.Unlock()
 	for _, s := range sessions {
 		m.save(s)
+		s.close(stopped, nil)
 		s.mu.Lock()
-		s.closed = true
 		if s.conn != nil {
 			s.conn.Close()
 		}
@@ -347,36 +349,44 @@ func (m *Manager) List(who Caller) []*Session {
 	return out
 }
 
-// CloseRun closes the caller's sessions of a run tree and says how many.
+// CloseRun closes the caller's sessions of a run tree and says how many it closed.
 func (m *Manager) CloseRun(who Caller, rootRun string) int {
 	if rootRun == "" {
 		return 0
 	}
 	var wg sync.WaitGroup
-	n := 0
+	var n atomic.Int64
 	for _, s := range m.List(who) {
 		if s.RootRun == rootRun {
-			n++
-			wg.Go(func() { m.CloseSession(s, "run") })
+			wg.Go(func() {
+				if m.CloseSession(s, byCloseRun) {
+					n.Add(1)
+				}
+			})
 		}
 	}
 	wg.Wait()
-	return n
+	return int(n.Load())
 }
 
 // CloseSession ends a session: its processes before it returns, its container
-// soon after. Closing it again does nothing.
-func (m *Manager) CloseSession(s *Session, reason string) {
-	if s.close(nil) {
-		m.finish(s, reason)
+// soon after. It says whether this call did: closing it again does nothing.
+func (m *Manager) CloseSession(s *Session, why *Ended) bool {
+	if !s.close(why, nil) {
+		return false
 	}
+	m.finish(s)
+	return true
 }
 
-// finish ends a session that was just marked closed.
-func (m *Manager) finish(s *Session, reason string) {
+// finish ends a session that was just marked as over.
+func (m *Manager) finish(s *Session) {
 	s.mu.Lock()
-	conn := s.conn
+	conn, why := s.conn, s.ended
 	s.mu.Unlock()
+	if !why.asked {
+		m.bury(s, why)
+	}
 	key := s.Principal + "/" + s.Workspace
 	gone := make(chan struct{})
 	m.mu.Lock()
@@ -404,9 +414,9 @@ func (m *Manager) finish(s *Session, reason string) {
 	}
 	m.release(s.Principal)
 	if m.cfg.Observe.Closed != nil {
-		m.cfg.Observe.Closed(reason)
+		m.cfg.Observe.Closed(why.Reason)
 	}
-	m.logger(s).Info("session closed", "reason", reason, "age", m.cfg.Now().Sub(s.Created))
+	m.logger(s).Info("session closed", "reason", why.Reason, "age", m.cfg.Now().Sub(s.Created))
 	m.remove(rec, func() {
 		if s.held != nil {
 			s.held.Close()
@@ -489,16 +499,26 @@ func (m *Manager) removeNow(r removal) {
 // watch looks at a session whose connection ended by itself: either its
 // container died, or the engine let go of it and the next use reconnects.
 func (m *Manager) watch(s *Session, c *host.Conn) {
+	looked := make(chan struct{})
+	s.mu.Lock()
+	if s.watched == nil {
+		s.watched = map[*host.Conn]chan struct{}{}
+	}
+	s.watched[c] = looked
+	s.mu.Unlock()
 	m.wg.Go(func() {
+		defer func() {
+			s.mu.Lock()
+			delete(s.watched, c)
+			s.mu.Unlock()
+			close(looked)
+		}()
 		select {
 		case <-m.ctx.Done():
 			return
 		case <-c.Done():
 		}
-		s.mu.Lock()
-		closed := s.closed
-		s.mu.Unlock()
-		if closed {
+		if s.Over() != nil {
 			return
 		}
 		ctx, cancel := context.WithTimeout(m.ctx, 10*time.Second)
@@ -536,17 +556,15 @@ func (m *Manager) died(ctx context.Context, s *Session) error {
 	if ok && st.Running {
 		return nil
 	}
-	why := errors.New("the session has ended: its container is gone; open a new one with sandbox_open")
-	reason := "died"
+	why := ended("died", "the session has ended: its container is gone; open a new one with sandbox_open")
 	switch {
 	case ok && st.OOMKilled:
-		why, reason = fmt.Errorf("the session has ended: it ran out of its %d MiB of memory; open a new one, with a larger mem_mb if the operator allows it", s.MemMB), "oom"
+		why = ended("oom", "the session has ended: it ran out of its %d MiB of memory; open a new one, with a larger mem_mb if the operator allows it", s.MemMB)
 	case ok:
-		why = fmt.Errorf("the session has ended by itself (its container exited with %d); open a new one with sandbox_open", st.ExitCode)
+		why = ended("died", "the session has ended by itself (its container exited with %d); open a new one with sandbox_open", st.ExitCode)
 	}
-	m.bury(s, why)
-	m.CloseSession(s, reason)
-	return why
+	m.CloseSession(s, why)
+	return s.Over() // maybe it was being closed
 }
 
 func (m *Manager) bury(s *Session, why error) {

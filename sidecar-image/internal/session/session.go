@@ -40,6 +40,26 @@ type Caller struct {
 // another's or never existed.
 var ErrUnknown = errors.New("there is no such session: it has been closed, has expired, or never was; open one with sandbox_open")
 
+// Ended says why a session is over.
+type Ended struct {
+	Reason string // one word, for metrics and the log
+	asked  bool   // by a call of its owner, who needs no telling after
+	why    error
+}
+
+func (e *Ended) Error() string { return e.why.Error() }
+func (e *Ended) Unwrap() error { return e.why }
+
+func ended(reason, format string, args ...any) *Ended {
+	return &Ended{Reason: reason, why: fmt.Errorf(format, args...)}
+}
+
+// What calls close sessions with.
+var (
+	ByClose    = &Ended{"closed", true, errors.New("the session was closed with sandbox_close; open another with sandbox_open")}
+	byCloseRun = &Ended{"run", true, errors.New("the session was closed with sandbox_close_run, as all of its run; open another with sandbox_open")}
+)
+
 // Limits bound a Manager.
 type Limits struct {
 	Sessions     int
@@ -85,11 +105,12 @@ type Session struct {
 
 	mu       sync.Mutex
 	conn     *host.Conn
-	dialing  chan struct{} // closed when the dial under way has ended
+	dialing  chan struct{}                // closed when the dial under way has ended
+	watched  map[*host.Conn]chan struct{} // closed when its end has been looked at
 	lastUsed time.Time
 	saved    time.Time // when lastUsed was last written
 	running  int
-	closed   bool
+	ended    *Ended // nil while it is open
 
 	sized   bool          // the workspace has been measured
 	used    int64         // bytes in it when last measured
@@ -99,15 +120,17 @@ type Session struct {
 	walking chan struct{} // the same of the walk under way; nil when nobody makes any
 	patrol  *time.Timer   // asks for the next when nobody does
 	looking sync.Mutex    // by lookAround
+	began   time.Time     // the last walk that ended; zero when nobody knows what the file system held then
+	level   int64         // bytes in the whole file system since then, at the least
 }
 
 // Use marks the session used and keeps it from idling until the returned
-// function is called. It fails when the session has been closed.
+// function is called. It fails with an *Ended when the session is over.
 func (s *Session) Use() (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil, ErrUnknown
+	if s.ended != nil {
+		return nil, s.ended
 	}
 	s.running++
 	s.lastUsed = s.m.cfg.Now()
@@ -119,15 +142,40 @@ func (s *Session) Use() (done func(), err error) {
 	}, nil
 }
 
-// close marks the session closed, once; only may keep it open.
-func (s *Session) close(only func() bool) bool {
+// close marks the session as over, once; only may keep it open.
+func (s *Session) close(why *Ended, only func() bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || only != nil && !only() {
+	if s.ended != nil || only != nil && !only() {
 		return false
 	}
-	s.closed = true
+	s.ended = why
 	return true
+}
+
+// Over returns why the session is over, an *Ended, and nil while it is open.
+func (s *Session) Over() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended == nil {
+		return nil
+	}
+	return s.ended
+}
+
+// Lost is Over for a call that has lost the connection c: it waits until watch has
+// looked what became of the container.
+func (s *Session) Lost(ctx context.Context, c *host.Conn) error {
+	s.mu.Lock()
+	looked := s.watched[c]
+	s.mu.Unlock()
+	if looked != nil {
+		select {
+		case <-looked:
+		case <-ctx.Done():
+		}
+	}
+	return s.Over()
 }
 
 // LastUsed is when the session was last used.
@@ -154,9 +202,9 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 	defer cancel()
 	for {
 		s.mu.Lock()
-		if s.closed {
+		if s.ended != nil {
 			s.mu.Unlock()
-			return nil, ErrUnknown
+			return nil, s.ended
 		}
 		if s.conn != nil {
 			select {
@@ -185,13 +233,16 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 		s.dialing = nil
 		if err == nil {
 			s.conn = c
-			if s.closed {
+			if s.ended != nil {
 				c.Close()
 			}
 		}
 		s.mu.Unlock()
 		close(done)
 		if err != nil {
+			if over := s.Over(); over != nil {
+				return nil, over // its container is being removed
+			}
 			if context.Cause(ctx) == errUnreached {
 				err = fmt.Errorf("%w: %w", errUnreached, err)
 			}
@@ -242,6 +293,10 @@ const (
 	// background processes may write. A large one is measured less often.
 	patrolEvery  = 10 * time.Second
 	patrolFactor = 20 // times what the last walk took
+	// patrolAtLeast is how often it is while the file system does not fill, by which a
+	// sidecar with many idle sessions would walk for nothing. Who grows meanwhile grows
+	// into what others delete.
+	patrolAtLeast = 10 * time.Minute
 	// growth is the part of its quota by which a workspace that is over it may grow
 	// further, so that a line of output or an index does not close the session.
 	growth = 16
@@ -327,7 +382,7 @@ func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded co
 func (s *Session) Measure() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || !s.limited() {
+	if s.ended != nil || !s.limited() {
 		done := make(chan struct{})
 		close(done)
 		return done
@@ -351,25 +406,35 @@ func (s *Session) walks() {
 		done := s.walk
 		s.walk, s.walking = nil, done
 		if done == nil {
-			every := max(patrolEvery, patrolFactor*took)
-			if s.patrol != nil {
-				s.patrol.Reset(every)
-			} else {
-				s.patrol = time.AfterFunc(every, s.lookAround)
-			}
+			s.lookIn(max(patrolEvery, patrolFactor*took))
 			s.mu.Unlock()
 			return
 		}
 		s.mu.Unlock()
 		began := time.Now()
+		level, err := s.m.cfg.Workspaces.Level()
 		why := s.size(s.held.Usage())
+		s.mu.Lock()
+		s.began, s.level = began, level
+		if err != nil {
+			s.began = time.Time{}
+		}
+		s.mu.Unlock()
 		close(done)
 		took = time.Since(began)
-		if why != nil && s.close(nil) {
-			s.m.bury(s, why)
-			s.m.finish(s, "quota")
+		if why != nil {
+			s.m.CloseSession(s, &Ended{Reason: "quota", why: why})
 		}
 		time.Sleep(took)
+	}
+}
+
+// lookIn has lookAround called after a while, with s.mu held.
+func (s *Session) lookIn(d time.Duration) {
+	if s.patrol != nil {
+		s.patrol.Reset(d)
+	} else {
+		s.patrol = time.AfterFunc(d, s.lookAround)
 	}
 }
 
@@ -380,6 +445,14 @@ func (s *Session) lookAround() {
 		return // one waits for its turn
 	}
 	defer s.looking.Unlock()
+	if s.quiet() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.ended == nil {
+			s.lookIn(patrolEvery)
+		}
+		return
+	}
 	select {
 	case s.m.patrols <- struct{}{}:
 	case <-s.m.ctx.Done():
@@ -390,6 +463,17 @@ func (s *Session) lookAround() {
 	case <-s.Measure():
 	case <-s.m.ctx.Done():
 	}
+}
+
+// quiet tells whether the workspace can have grown by no more since its last measurement
+// than one that is over its quota may: the whole file system has not.
+func (s *Session) quiet() bool {
+	level, err := s.m.cfg.Workspaces.Level()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.level = min(s.level, level)
+	q := s.m.cfg.Workspaces.Quota()
+	return err == nil && s.used <= q && level-s.level <= q/growth && time.Since(s.began) < patrolAtLeast
 }
 
 // size takes a measurement down, and says why the session has to be closed: its

@@ -16,8 +16,14 @@ var update = flag.Bool("update", false, "write testdata/tools.json")
 // What clients are told of the tools, to the last word: names, arguments,
 // results and annotations. The text forms are pinned in ../../e2e (TestTextForms).
 func TestSchema(t *testing.T) {
+	c, err := config.Load(func(name string) string {
+		return map[string]string{"SANDBOX_IMAGE": "x", "SANDBOX_IMAGES": "node=x"}[name]
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	srv := mcp.NewServer(&mcp.Implementation{Name: "sidecar"}, nil)
-	(&Tools{Config: &config.Config{Images: map[string]string{"node": "x"}}}).Register(srv)
+	(&Tools{Config: c}).Register(srv)
 	client, server := mcp.NewInMemoryTransports()
 	ss, err := srv.Connect(t.Context(), server, nil)
 	if err != nil {

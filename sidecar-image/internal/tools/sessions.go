@@ -17,14 +17,14 @@ import (
 const workPath = "/work"
 
 type openIn struct {
-	Network   string   `json:"network,omitempty" jsonschema:"none (the default) or egress"`
-	TmpfsMB   *int64   `json:"tmpfs_mb,omitempty" jsonschema:"size of /work in MiB"`
-	CPU       *float64 `json:"cpu,omitempty" jsonschema:"CPUs"`
-	MemMB     *int64   `json:"mem_mb,omitempty" jsonschema:"memory in MiB; /work and /tmp count"`
-	Pids      *int64   `json:"pids,omitempty" jsonschema:"processes and threads"`
-	Workspace string   `json:"workspace,omitempty" jsonschema:"name of a durable /work that outlives the session: a-z, 0-9, _ and -"`
-	Image     string   `json:"image,omitempty" jsonschema:"name of an image from the operator's list"`
-	TTL       *int64   `json:"ttl_seconds,omitempty" jsonschema:"lifetime in seconds"`
+	Network   string  `json:"network,omitempty" jsonschema:"none (the default) or egress"`
+	TmpfsMB   *whole  `json:"tmpfs_mb,omitempty" jsonschema:"size of /work in MiB"`
+	CPU       *number `json:"cpu,omitempty" jsonschema:"CPUs"`
+	MemMB     *whole  `json:"mem_mb,omitempty" jsonschema:"memory in MiB; /work and /tmp count"`
+	Pids      *whole  `json:"pids,omitempty" jsonschema:"processes and threads"`
+	Workspace string  `json:"workspace,omitempty" jsonschema:"name of a durable /work that outlives the session: a-z, 0-9, _ and -"`
+	Image     string  `json:"image,omitempty" jsonschema:"name of an image from the operator's list"`
+	TTL       *whole  `json:"ttl_seconds,omitempty" jsonschema:"lifetime in seconds"`
 }
 
 type openOut struct {
@@ -58,27 +58,19 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 	if notes == nil {
 		notes = &discard
 	}
-	mb := func(field string, want *int64, def, most int64) (n int64) {
+	clamped := func(field string, want *whole) (n int64) {
 		if err == nil {
-			n, err = clamp(notes, field, want, def, 1, most)
+			n, err = t.clampWhole(notes, field, want)
 		}
-		return n << 20
+		return n
 	}
-	spec.WorkBytes = mb("tmpfs_mb", in.TmpfsMB, c.TmpfsMB.Default, c.TmpfsMB.Max)
-	spec.MemBytes = mb("mem_mb", in.MemMB, c.MemMB.Default, c.MemMB.Max)
+	spec.WorkBytes = clamped("tmpfs_mb", in.TmpfsMB) << 20
+	spec.MemBytes = clamped("mem_mb", in.MemMB) << 20
 	spec.TmpBytes = c.TmpMB << 20
-	if err == nil && in.MemMB != nil && *in.MemMB < 16 {
-		err = fieldError("mem_mb", "%d is too small, 16 to %d are allowed", *in.MemMB, c.MemMB.Max)
-	}
+	spec.Pids = clamped("pids", in.Pids)
+	ttl = time.Duration(clamped("ttl_seconds", in.TTL)) * time.Second
 	if err == nil {
-		spec.CPUs, err = clamp(notes, "cpu", in.CPU, c.CPU, 0.01, c.MaxCPU)
-	}
-	if err == nil {
-		spec.Pids, err = clamp(notes, "pids", in.Pids, c.Pids.Default, 16, c.Pids.Max)
-	}
-	var seconds int64
-	if err == nil {
-		seconds, err = clamp(notes, "ttl_seconds", in.TTL, int64(c.TTL.Seconds()), 1, int64(c.MaxTTL.Seconds()))
+		spec.CPUs, err = t.clamp(notes, "cpu", in.CPU)
 	}
 	if err != nil {
 		return spec, 0, err
@@ -91,19 +83,19 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 		}
 		spec.Egress = true
 	default:
-		return spec, 0, fieldError("network", "%q is not allowed; none and egress are", in.Network)
+		return spec, 0, fieldError("network", "%q is not allowed; none and egress are", shown(in.Network))
 	}
 	ref := c.Image
 	if in.Image != "" && in.Image != "default" {
 		var ok bool
 		if ref, ok = c.Images[in.Image]; !ok {
-			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES); allowed: %s", in.Image, strings.Join(t.imageNames(), ", "))
+			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES); allowed: %s", shown(in.Image), strings.Join(t.imageNames(), ", "))
 		}
 	}
 	if spec.Image, err = t.Image(ctx, ref); err != nil {
 		return spec, 0, err
 	}
-	return spec, time.Duration(seconds) * time.Second, nil
+	return spec, ttl, nil
 }
 
 func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
@@ -152,16 +144,16 @@ type idIn struct {
 
 type closeOut struct {
 	SessionID string `json:"session_id"`
-	Closed    bool   `json:"closed"`
+	Closed    bool   `json:"closed" jsonschema:"whether this call closed it; false when there was no such session of the caller's, or not any more"`
 }
 
-// closeOne answers the same whether the session was open, closed, another's or
-// never there.
+// closeOne answers the same whether the session was closed before, is another's
+// or never was; and it is no error to want it gone.
 func closeOne(_ context.Context, c *call, in idIn) (*result, closeOut, error) {
-	if s, err := c.get(in.SessionID); err == nil {
-		c.Sessions.CloseSession(s, "closed")
+	if s, err := c.get(in.SessionID); err == nil && c.Sessions.CloseSession(s, session.ByClose) {
+		return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
 	}
-	return &result{text: "closed"}, closeOut{in.SessionID, true}, nil
+	return &result{text: "nothing was closed: there is no such session, or not any more"}, closeOut{shown(in.SessionID), false}, nil
 }
 
 type listed struct {

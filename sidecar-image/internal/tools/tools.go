@@ -4,9 +4,11 @@ package tools
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -52,7 +54,7 @@ type Request struct {
 
 // MaxAnswer is what Run and Hold are asked for at most, in bytes.
 func (t *Tools) MaxAnswer() int64 {
-	return max(ofFile(t.Config.MaxFile), ofOutput(t.Config.Output.Max))
+	return max(ofFile(t.Config.MaxFile+maxLead), ofOutput(t.Config.Output.Max))
 }
 
 // ofFile is what an answer takes while it is made of so many bytes of a file: those,
@@ -73,15 +75,6 @@ func WithRequest(ctx context.Context, r *Request) context.Context {
 
 // Instructions tell a model how the tools belong together.
 const Instructions = `Run code in an isolated Linux container. sandbox_open once, then sandbox_write and sandbox_exec as often as needed in the same session (files and background processes stay), then sandbox_close. Paths are relative to /work.`
-
-// wrongArgument names its field and what is allowed.
-type wrongArgument struct{ field, reason string }
-
-func (e *wrongArgument) Error() string { return e.field + ": " + e.reason }
-
-func fieldError(field, format string, args ...any) error {
-	return &wrongArgument{field, fmt.Sprintf(format, args...)}
-}
 
 // call is one tool call.
 type call struct {
@@ -111,7 +104,10 @@ type result struct {
 // add registers a tool. A nil *result takes the text from the structured
 // result, as JSON.
 func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *jsonschema.Schema), run func(context.Context, *call, In) (*result, Out, error)) {
-	in, err := jsonschema.For[In](nil)
+	in, err := t.inputSchema(reflect.TypeFor[In]())
+	if err == nil {
+		tool.OutputSchema, err = jsonschema.For[Out](nil)
+	}
 	if err != nil {
 		panic(fmt.Sprintf("tool %s: %v", tool.Name, err)) // a programming error, found by any test
 	}
@@ -119,7 +115,7 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		shape(in)
 	}
 	tool.InputSchema = in
-	mcp.AddTool(s, tool, func(ctx context.Context, req *mcp.CallToolRequest, args In) (res *mcp.CallToolResult, out Out, err error) {
+	answer := func(ctx context.Context, req *mcp.CallToolRequest) (res *mcp.CallToolResult, out Out, err error) {
 		began := time.Now()
 		defer func() {
 			t.Metrics.Call(tool.Name, time.Since(began), err != nil || res != nil && res.IsError)
@@ -144,7 +140,11 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		}(ctx.Done())
 		ctx, end := t.Tracing.Call(ctx, req.Extra.Header, tool.Name, r.Who.Principal, r.Who.RootRun)
 		c := &call{Tools: t, who: r.Who.Caller, req: req, http: r}
-		got, out, err := run(ctx, c, args)
+		var got *result
+		var args In
+		if err = decode(req.Params.Arguments, in, r.value, &args); err == nil {
+			got, out, err = run(ctx, c, args)
+		}
 		kind := kindOf(got, err)
 		end(c.session, kind)
 		if r.Release != nil {
@@ -163,7 +163,31 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 			res.IsError = got.isErr
 		}
 		return res, out, nil
+	}
+	s.AddTool(tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		res, out, err := answer(ctx, req)
+		if err != nil {
+			res = &mcp.CallToolResult{}
+			res.SetError(err) // for the model to read, which an error of the protocol is not
+			return res, nil
+		}
+		text, err := json.Marshal(out)
+		if err == nil && res.Content == nil {
+			text, err = sorted(text)
+			res.Content = []mcp.Content{&mcp.TextContent{Text: string(text)}}
+		}
+		res.StructuredContent = json.RawMessage(text)
+		return res, err
 	})
+}
+
+// sorted returns a JSON object with its names in order, as texts have them.
+func sorted(object []byte) ([]byte, error) {
+	var m map[string]any
+	if err := json.Unmarshal(object, &m); err != nil {
+		return nil, err
+	}
+	return json.Marshal(m)
 }
 
 var errCancelled = errors.New("the call was cancelled")
@@ -184,6 +208,8 @@ func kindOf(got *result, err error) string {
 	switch {
 	case errors.As(err, &w):
 		return "wrong_argument"
+	case errors.As(err, new(*session.Ended)):
+		return "session_ended"
 	case errors.Is(err, session.ErrUnknown):
 		return "unknown_session"
 	case errors.Is(err, engine.ErrUnavailable):
@@ -241,19 +267,4 @@ func enum(in *jsonschema.Schema, field string, values ...string) {
 	for _, v := range values {
 		in.Properties[field].Enum = append(in.Properties[field].Enum, v)
 	}
-}
-
-// clamp returns a wanted value within its ceiling and notes when it was cut.
-// A nil want is the default.
-func clamp[T int64 | float64](notes *[]string, field string, want *T, def, least, most T) (T, error) {
-	switch {
-	case want == nil:
-		return def, nil
-	case *want < least:
-		return 0, fieldError(field, "%v is too small, %v to %v are allowed", *want, least, most)
-	case *want > most:
-		*notes = append(*notes, fmt.Sprintf("%s %v was cut to %v, the operator's limit", field, *want, most))
-		return most, nil
-	}
-	return *want, nil
 }

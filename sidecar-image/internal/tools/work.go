@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -22,8 +23,8 @@ import (
 type execIn struct {
 	SessionID string            `json:"session_id" jsonschema:"from sandbox_open"`
 	Command   string            `json:"command" jsonschema:"run with bash -c in /work"`
-	Timeout   *float64          `json:"timeout_seconds,omitempty" jsonschema:"seconds until the command and what it started are killed"`
-	MaxOutput *int64            `json:"max_output_bytes,omitempty" jsonschema:"output to keep; half from the head and half from the tail"`
+	Timeout   *number           `json:"timeout_seconds,omitempty" jsonschema:"seconds until the command and what it started are killed"`
+	MaxOutput *whole            `json:"max_output_bytes,omitempty" jsonschema:"output to keep; half from the head and half from the tail"`
 	Env       map[string]string `json:"env,omitempty" jsonschema:"environment of this command alone"`
 	Stdin     string            `json:"stdin,omitempty" jsonschema:"text for its standard input"`
 }
@@ -38,7 +39,7 @@ type execOut struct {
 	Dropped    int64    `json:"dropped_bytes" jsonschema:"bytes cut from the middle of the output"`
 	Signal     string   `json:"signal,omitempty" jsonschema:"the signal that ended the command"`
 	OOM        bool     `json:"oom" jsonschema:"a process was killed because the session's memory was used up"`
-	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process"`
+	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process that has ended; never less than a few MiB, which what starts it takes"`
 	Notes      []string `json:"notes,omitempty"`
 }
 
@@ -77,41 +78,60 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 
 // command checks what is to be run.
 func (c *call) command(in execIn, notes *[]string) (m wire.Exec, stdin io.Reader, err error) {
-	for _, long := range []*string{&in.Command, &in.Stdin} {
-		if *long, err = c.http.value(*long); err != nil {
-			return m, nil, err
-		}
-	}
-	for k, v := range in.Env {
-		if in.Env[k], err = c.http.value(v); err != nil {
-			return m, nil, err
-		}
-	}
-	if strings.TrimSpace(in.Command) == "" {
+	switch {
+	case len(in.Command) > wire.MaxArgument:
+		return m, nil, fieldError("command", "has %d bytes, %d are allowed: write it to a file with sandbox_write and run that", len(in.Command), wire.MaxArgument)
+	case strings.IndexByte(in.Command, 0) >= 0:
+		return m, nil, fieldError("command", "holds a NUL byte, which no command can")
+	case strings.TrimSpace(in.Command) == "":
 		return m, nil, fieldError("command", "is empty; it has to be a bash command")
 	}
+	if err := checkEnv(in.Env); err != nil {
+		return m, nil, err
+	}
 	m = wire.Exec{Command: in.Command, Env: in.Env, Live: c.req.Params.GetProgressToken() != nil && !c.http.JSON}
-	seconds, err := clamp(notes, "timeout_seconds", in.Timeout, c.Config.Timeout.Seconds(), 0.001, c.Config.MaxTimeout.Seconds())
+	seconds, err := c.clamp(notes, "timeout_seconds", in.Timeout)
 	if err != nil {
 		return m, nil, err
 	}
 	m.Timeout = time.Duration(seconds * float64(time.Second))
-	limit, err := clamp(notes, "max_output_bytes", in.MaxOutput, c.Config.Output.Default, 1, c.Config.Output.Max)
+	limit, err := c.clampWhole(notes, "max_output_bytes", in.MaxOutput)
 	if err != nil {
 		return m, nil, err
 	}
 	m.MaxOutput = int(limit)
-	size := 0
-	for k, v := range in.Env {
-		size += len(k) + len(v)
-		if !envName.MatchString(k) || strings.IndexByte(v, 0) >= 0 || len(in.Env) > 256 || size > 256<<10 {
-			return m, nil, fieldError("env", "names are letters, digits and _, values hold no NUL, at most 256 of them and 256 KiB")
-		}
-	}
 	if in.Stdin != "" {
 		stdin = strings.NewReader(in.Stdin)
 	}
 	return m, stdin, nil
+}
+
+const (
+	maxEnv      = 256       // variables of one command
+	maxEnvBytes = 256 << 10 // of them all, with their names
+)
+
+func checkEnv(env map[string]string) error {
+	if len(env) > maxEnv {
+		return fieldError("env", "has %d variables, %d are allowed", len(env), maxEnv)
+	}
+	size := 0
+	for k, v := range env {
+		one := len(k) + len("=") + len(v)
+		size += one
+		switch {
+		case !envName.MatchString(k):
+			return fieldError("env", "%q is no name of a variable: up to 128 letters, digits and _, and no digit at first", shown(k))
+		case strings.IndexByte(v, 0) >= 0:
+			return fieldError("env", "the value of %s holds a NUL byte, which none can", shown(k))
+		case one > wire.MaxArgument:
+			return fieldError("env", "%s has %d bytes with its name, %d are allowed: hand it over in stdin or in a file", shown(k), one, wire.MaxArgument)
+		}
+	}
+	if size > maxEnvBytes {
+		return fieldError("env", "has %d bytes, %d are allowed: hand large values over in stdin or in files", size, maxEnvBytes)
+	}
+	return nil
 }
 
 // runIn runs a command in a session that is in use, with progress for a client that
@@ -146,22 +166,24 @@ func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin
 	}
 	stop()
 	if err != nil {
-		return nil, exit, nil, explain(s, err, "")
+		return nil, exit, nil, explain(ctx, s, conn, err, "")
 	}
 	return got, exit, free, nil
 }
 
 // render fills in what a command did, and makes the text of it. quota is what the
-// workspace has to say. kept is what both take, in bytes.
-func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, kept int) {
-	gap := fmt.Sprintf("\n[... %d bytes left out ...]\n", exit.Dropped)
+// workspace has to say. size is what both take, in bytes.
+func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, size int) {
+	kept := func(w host.Which) string {
+		return text(got.Bytes(w, fmt.Sprintf("\n[... %d bytes left out ...]\n", got.Dropped(w))))
+	}
 	out.ExitCode, out.Signal, out.OOM, out.TimedOut, out.PeakMemory = exit.Code, exit.Signal, exit.OOM, exit.TimedOut, exit.PeakMemory
 	out.DurationMS, out.Truncated, out.Dropped = exit.Duration.Milliseconds(), exit.Dropped > 0, exit.Dropped
-	stdout, stderr := text(got.Bytes(host.Stdout, gap)), text(got.Bytes(host.Stderr, gap))
+	stdout, stderr := kept(host.Stdout), kept(host.Stderr)
 	out.Stdout, out.Stderr = c.http.park(stdout), c.http.park(stderr)
 
 	var b strings.Builder
-	both := text(got.Bytes(host.Both, gap))
+	both := kept(host.Both)
 	b.Grow(len(both) + 1<<10) // for the notes, mostly
 	b.WriteString(both)
 	line := func(format string, args ...any) {
@@ -233,10 +255,15 @@ func (c *call) progress(ctx context.Context, began time.Time, live <-chan *host.
 }
 
 // explain turns an operation's failure into the sentence for the caller.
-func explain(s *session.Session, err error, path string) error {
+func explain(ctx context.Context, s *session.Session, conn *host.Conn, err error, path string) error {
 	var we *wire.Error
 	switch {
+	case errors.Is(err, wire.ErrTooLong):
+		return fieldError("env", "has too many control characters, with the command's, to be sent with it: hand them over in stdin or in a file")
 	case errors.Is(err, host.ErrLost):
+		if over := s.Lost(ctx, conn); over != nil {
+			return fmt.Errorf("the call was ended: %w", over)
+		}
 		return fmt.Errorf("the session's container or the engine went away under the call; try once more, and open a new session if that fails (%w)", err)
 	case errors.As(err, &we) && path != "":
 		return fieldError("path", "%s: %s", path, we.Message)
@@ -246,10 +273,10 @@ func explain(s *session.Session, err error, path string) error {
 
 type writeIn struct {
 	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
-	Path      string `json:"path" jsonschema:"relative to /work"`
+	Path      string `json:"path" jsonschema:"of a file, relative to /work"`
 	Content   string `json:"content"`
 	Encoding  string `json:"encoding,omitempty" jsonschema:"of content: utf8 (the default) or base64"`
-	Mode      string `json:"mode,omitempty" jsonschema:"permissions in octal, such as 0755; an existing file keeps its own"`
+	Mode      string `json:"mode,omitempty" jsonschema:"permissions in octal, such as 0755; without it 0644, and an existing file keeps its own"`
 }
 
 type writeOut struct {
@@ -257,22 +284,46 @@ type writeOut struct {
 	Bytes int    `json:"bytes"`
 }
 
-// inWork checks a path. What the path leads to is the agent's, and the
-// kernel's, to refuse.
-func inWork(path string) (string, error) {
-	rel := path
-	if path == workPath || strings.HasPrefix(path, workPath+"/") {
-		rel = strings.TrimLeft(strings.TrimPrefix(path, workPath), "/")
+const maxPath = 4095 // bytes; PATH_MAX without the NUL
+
+// inWork checks the path of a file and returns it relative to /work, without
+// detours. What links lead to is the agent's, and the kernel's, to refuse.
+func inWork(p string) (string, error) {
+	rel := p
+	if strings.HasPrefix(p+"/", workPath+"/") {
+		rel = strings.TrimLeft(p[len(workPath):], "/")
 	}
-	switch {
+	switch last := rel[strings.LastIndexByte(rel, '/')+1:]; {
+	case len(rel) > maxPath:
+		return "", fieldError("path", "has %d bytes, %d are allowed", len(rel), maxPath)
+	case strings.IndexByte(rel, 0) >= 0:
+		return "", fieldError("path", "holds a NUL byte, which no path can")
 	case rel == "":
 		return "", fieldError("path", "is empty; it has to name a file, relative to /work")
 	case strings.HasPrefix(rel, "/"):
-		return "", fieldError("path", "%q is absolute; it has to be relative to /work", path)
-	case strings.IndexByte(rel, 0) >= 0 || len(rel) > 4095:
-		return "", fieldError("path", "holds a NUL byte or is longer than 4095 bytes")
+		return "", fieldError("path", "%q is absolute; it has to be relative to /work", shown(p))
+	case last == "", last == ".", last == "..":
+		return "", fieldError("path", "%q names a directory; it has to name a file", shown(p))
+	}
+	if rel = path.Clean(rel); strings.HasPrefix(rel, "../") {
+		return "", fieldError("path", "%q leaves /work", shown(p))
 	}
 	return rel, nil
+}
+
+// modeText is a mode with all three digits: of fewer nobody knows which are meant.
+var modeText = regexp.MustCompile(`^(0o?)?([0-7]{3})$`)
+
+func parseMode(s string) (uint32, error) {
+	if s == "" {
+		return 0, nil
+	}
+	if m := modeText.FindStringSubmatch(s); m != nil {
+		if n, _ := strconv.ParseUint(m[2], 8, 32); n != 0 { // 0 would leave a file as it was
+			return uint32(n), nil
+		}
+	}
+	return 0, fieldError("mode", "%q is not allowed; octal permissions from 0001 to 0777 are, with all their digits", shown(s))
 }
 
 func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) {
@@ -281,11 +332,8 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	path, err := inWork(in.Path)
+	name, err := inWork(in.Path)
 	if err != nil {
-		return nil, out, err
-	}
-	if in.Content, err = c.http.value(in.Content); err != nil {
 		return nil, out, err
 	}
 	var content []byte
@@ -297,16 +345,14 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 			return nil, out, fieldError("content", "is not base64: %v", err)
 		}
 	default:
-		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", in.Encoding)
+		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", shown(in.Encoding))
 	}
 	if int64(len(content)) > c.Config.MaxFile {
 		return nil, out, fieldError("content", "has %d bytes, %d are allowed in one call", len(content), c.Config.MaxFile)
 	}
-	var mode uint64
-	if in.Mode != "" {
-		if mode, err = strconv.ParseUint(strings.TrimPrefix(in.Mode, "0o"), 8, 32); err != nil || mode == 0 || mode > 0o777 {
-			return nil, out, fieldError("mode", "%q is not allowed; octal permissions from 0001 to 0777 are", in.Mode)
-		}
+	mode, err := parseMode(in.Mode)
+	if err != nil {
+		return nil, out, err
 	}
 	if err := s.Quota(ctx); err != nil {
 		return nil, out, err
@@ -320,27 +366,27 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	err = conn.WriteFile(ctx, path, uint32(mode), content)
+	err = conn.WriteFile(ctx, name, mode, content)
 	s.Measure()
 	if err != nil {
-		return nil, out, explain(s, err, in.Path)
+		return nil, out, explain(ctx, s, conn, err, name)
 	}
-	out = writeOut{workPath + "/" + path, len(content)}
+	out = writeOut{workPath + "/" + name, len(content)}
 	return &result{text: fmt.Sprintf("wrote %d bytes to %s", out.Bytes, out.Path)}, out, nil
 }
 
 type readIn struct {
 	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
-	Path      string `json:"path" jsonschema:"relative to /work"`
-	MaxBytes  *int64 `json:"max_bytes,omitempty" jsonschema:"most bytes to read"`
-	Offset    int64  `json:"offset,omitempty" jsonschema:"first byte to read, from 0"`
+	Path      string `json:"path" jsonschema:"of a file, relative to /work"`
+	MaxBytes  *whole `json:"max_bytes,omitempty" jsonschema:"most bytes to read from offset on"`
+	Offset    *whole `json:"offset,omitempty" jsonschema:"first byte to read, from 0; within a character of UTF-8 it is that character's first"`
 	Encoding  string `json:"encoding,omitempty" jsonschema:"of the answer: utf8 (the default) or base64"`
 }
 
 type readOut struct {
 	Path       string   `json:"path"`
 	Size       int64    `json:"size" jsonschema:"of the whole file, in bytes"`
-	Offset     int64    `json:"offset"`
+	Offset     int64    `json:"offset" jsonschema:"of the first byte in this answer"`
 	Bytes      int64    `json:"bytes" jsonschema:"how many this answer holds"`
 	EOF        bool     `json:"eof"`
 	NextOffset int64    `json:"next_offset,omitempty" jsonschema:"where to go on, when eof is false"`
@@ -353,12 +399,12 @@ type readOut struct {
 const readSlack = 16 << 10
 
 func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
-	out := readOut{Offset: in.Offset, Encoding: in.Encoding}
+	out := readOut{Encoding: in.Encoding}
 	s, err := c.get(in.SessionID)
 	if err != nil {
 		return nil, out, err
 	}
-	path, err := inWork(in.Path)
+	name, err := inWork(in.Path)
 	if err != nil {
 		return nil, out, err
 	}
@@ -367,12 +413,12 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		out.Encoding = "utf8"
 	case "utf8", "base64":
 	default:
-		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", in.Encoding)
+		return nil, out, fieldError("encoding", "%q is not allowed; utf8 and base64 are", shown(in.Encoding))
 	}
-	if in.Offset < 0 {
-		return nil, out, fieldError("offset", "%d is negative; bytes are counted from 0", in.Offset)
+	if out.Offset, err = c.clampWhole(nil, "offset", in.Offset); err != nil {
+		return nil, out, err
 	}
-	limit, err := clamp(&out.Notes, "max_bytes", in.MaxBytes, c.Config.MaxFile, 1, c.Config.MaxFile)
+	limit, err := c.clampWhole(&out.Notes, "max_bytes", in.MaxBytes)
 	if err != nil {
 		return nil, out, err
 	}
@@ -386,38 +432,44 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		return nil, out, err
 	}
 	// How much there is, before anything is held of it.
-	_, size, err := conn.ReadFile(ctx, wire.Read{Path: path})
+	_, size, err := conn.ReadFile(ctx, wire.Read{Path: name})
 	if err != nil {
-		return nil, out, explain(s, err, in.Path)
+		return nil, out, explain(ctx, s, conn, err, name)
 	}
-	left := max(size-in.Offset, 0)
+	left := max(size-out.Offset, 0)
 	if left > limit && in.MaxBytes == nil {
-		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", in.Path, size, limit)
+		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", name, size, limit)
 	}
 	limit = min(limit, left+readSlack)
-	made, err := c.http.Hold(ctx, ofFile(limit))
+	made, err := c.http.Hold(ctx, ofFile(limit+maxLead))
 	if err != nil {
 		return nil, out, err
 	}
 	var answer strings.Builder
 	defer func() { made(int64(answer.Len())) }()
-	b, size, err := conn.ReadFile(ctx, wire.Read{Path: path, Offset: in.Offset, Max: limit})
-	if err != nil {
-		return nil, out, explain(s, err, in.Path)
-	}
-	out.Path, out.Size = workPath+"/"+path, size
-	end := in.Offset + int64(len(b))
+	lead := int64(0) // bytes before the offset, for a character that begins in them
 	if out.Encoding == "utf8" {
-		if end < size {
-			whole := wholeRunes(b)
-			if len(whole) == 0 && len(b) > 0 { // whoever went on from here would not move
-				return nil, out, fieldError("max_bytes", "%d does not hold the character at offset %d: ask for %d or more", limit, in.Offset, utf8.UTFMax)
-			}
-			b, end = whole, in.Offset+int64(len(whole))
+		lead = min(out.Offset, maxLead)
+	}
+	b, size, err := conn.ReadFile(ctx, wire.Read{Path: name, Offset: out.Offset - lead, Max: limit + lead})
+	if err != nil {
+		return nil, out, explain(ctx, s, conn, err, name)
+	}
+	out.Path, out.Size = workPath+"/"+name, size
+	end := out.Offset - lead + int64(len(b))
+	if out.Encoding == "utf8" {
+		part, begun := textPart(b, int(lead), end < size)
+		if begun > 0 {
+			out.Notes = append(out.Notes, fmt.Sprintf("offset %d is within a character, which begins at %d", out.Offset, out.Offset-int64(begun)))
 		}
-		if !utf8.Valid(b) {
-			return nil, out, fieldError("encoding", "%s is not UTF-8 text; read it with encoding base64", in.Path)
+		out.Offset -= int64(begun)
+		if len(part) == 0 && len(b) > int(lead) { // whoever went on from here would not move
+			return nil, out, fieldError("max_bytes", "%d does not hold the character at offset %d: ask for %d or more", limit, out.Offset, utf8.UTFMax)
 		}
+		if !utf8.Valid(part) {
+			return nil, out, fieldError("encoding", "%s is not UTF-8 text; read it with encoding base64", name)
+		}
+		b, end = part, out.Offset+int64(len(part))
 	}
 	out.Bytes, out.EOF = int64(len(b)), end >= size
 	// Built in one piece of memory: it may be large.
@@ -433,12 +485,36 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	if !out.EOF {
 		out.NextOffset = end
 		// Never silently: the caller of a part is told that it is one.
-		fmt.Fprintf(&answer, "\n[read truncated: bytes %d to %d of %d; go on with offset %d]", in.Offset, end, size, end)
+		fmt.Fprintf(&answer, "\n[read truncated: bytes %d to %d of %d; go on with offset %d]", out.Offset, end, size, end)
 		for _, n := range out.Notes { // to a whole file nothing is added
 			answer.WriteString("\n[note: " + n + "]")
 		}
 	}
 	return &result{text: answer.String()}, out, nil
+}
+
+// maxLead is how far into a character an offset may be, in bytes.
+const maxLead = utf8.UTFMax - 1
+
+// textPart returns b from lead on, or from begun bytes before, where the character
+// begins that is split there; where more follows, one that the end splits is left to
+// it. Parts join without a gap or an overlap, whatever offsets were asked for.
+func textPart(b []byte, lead int, more bool) (part []byte, begun int) {
+	if lead = min(lead, len(b)); lead < len(b) && !utf8.RuneStart(b[lead]) {
+		for n := 1; n <= lead; n++ {
+			if !utf8.RuneStart(b[lead-n]) {
+				continue
+			}
+			if _, size := utf8.DecodeRune(b[lead-n:]); size > n || !utf8.FullRune(b[lead-n:]) {
+				begun = n
+			}
+			break
+		}
+	}
+	if part = b[lead-begun:]; more {
+		part = wholeRunes(part)
+	}
+	return part, begun
 }
 
 // wholeRunes cuts a character that the end of a part splits.

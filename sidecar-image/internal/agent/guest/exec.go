@@ -22,8 +22,6 @@ const (
 	// they have been quiet this long.
 	quiet    = 50 * time.Millisecond
 	quietMax = time.Second
-	// maxArg is the kernel's MAX_ARG_STRLEN: one argument with its NUL, in bytes.
-	maxArg = 128 << 10
 )
 
 func (c *conn) exec(stream uint32, o *op, m wire.Exec) {
@@ -67,8 +65,8 @@ func (c *conn) start(stream uint32, o *op, m wire.Exec) (*command, *wire.Error) 
 	bad := func(code, format string, args ...any) (*command, *wire.Error) {
 		return nil, &wire.Error{Code: code, Message: fmt.Sprintf(format, args...)}
 	}
-	if len(m.Command) >= maxArg {
-		return bad(wire.CodeBad, "command has %d bytes, Linux allows %d in one argument; write it to a file and run that", len(m.Command), maxArg-1)
+	if len(m.Command) > wire.MaxArgument {
+		return bad(wire.CodeBad, "command has %d bytes, Linux allows %d in one argument; write it to a file and run that", len(m.Command), wire.MaxArgument)
 	}
 	if strings.IndexByte(m.Command, 0) >= 0 {
 		return bad(wire.CodeBad, "command holds a NUL byte")
@@ -97,11 +95,10 @@ func (c *conn) start(stream uint32, o *op, m wire.Exec) (*command, *wire.Error) 
 	closeAll(in, outW, errW)
 	if err != nil {
 		closeAll(inW, outR, errR)
-		code, hint := wire.CodeFailed, ""
 		if err == syscall.EAGAIN {
-			code, hint = wire.CodeBusy, " (the session is at its process limit)"
+			return bad(wire.CodeBusy, "the session is at its limit of processes, so bash does not start (%v): wait until some have ended; if none do, close it with sandbox_close and open another", err)
 		}
-		return bad(code, "starting bash: %v%s", err, hint)
+		return bad(wire.CodeFailed, "starting bash: %v", err)
 	}
 	cmd.out = newCollector(m.MaxOutput, func(ch wire.Channel, b []byte) bool { return c.output(stream, o, ch, b) })
 	stdout := newSource(outR, wire.Stdout, nil)
@@ -150,7 +147,7 @@ func (c *conn) await(cmd *command, o *op, limit time.Duration) (exit wire.Exit) 
 		break
 	}
 	exit.Duration = time.Since(cmd.began)
-	exit.PeakMemory = w.maxRSS
+	exit.PeakMemory = max(w.maxRSS, c.a.procs.peak(cmd.id))
 	exit.Code = w.status.ExitStatus()
 	if w.status.Signaled() {
 		exit.Code = 128 + int(w.status.Signal())

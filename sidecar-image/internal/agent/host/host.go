@@ -266,13 +266,13 @@ func (c *Conn) send(id uint32, s *stream, r io.Reader) {
 }
 
 // Output is what a command wrote, in the order in which it arrived, with a gap
-// of Dropped bytes between head and tail.
+// of what was dropped between head and tail.
 type Output struct {
 	mu      sync.Mutex
 	buf     []byte
 	runs    []outputRun
-	tail    int // runs before the gap
-	Dropped int64
+	tail    int      // runs before the gap
+	dropped [3]int64 // by Which; known at the end
 
 	written uint64 // that the agent last told of, most of which it keeps until the end
 	latest  []byte // the last of that
@@ -368,8 +368,33 @@ const (
 	Stderr
 )
 
+// Dropped returns how many bytes of the selected output lay between head and tail.
+// It is 0 until the command has ended.
+func (o *Output) Dropped(w Which) int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.dropped[w]
+}
+
+// end takes down what was dropped: of each stream what it wrote and is not here.
+func (o *Output) end(e wire.Exit) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.dropped = [3]int64{Both: e.Dropped, Stdout: e.StdoutBytes, Stderr: e.StderrBytes}
+	for _, r := range o.runs {
+		w := Stdout
+		if r.stderr() {
+			w = Stderr
+		}
+		o.dropped[w] -= int64(r.n())
+	}
+	for w, n := range o.dropped { // an agent may claim anything
+		o.dropped[w] = min(max(n, 0), e.Dropped)
+	}
+}
+
 // Bytes returns the selected output, with gap between head and tail where
-// bytes were dropped.
+// bytes of it were dropped.
 func (o *Output) Bytes(w Which, gap string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -385,7 +410,7 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 		cut = len(o.runs)
 	}
 	for i, r := range append(o.runs[:len(o.runs):len(o.runs)], 0) {
-		if o.Dropped > 0 && i == cut {
+		if o.dropped[w] > 0 && i == cut {
 			out = append(out, gap...)
 		}
 		if w == Both || (w == Stderr) == r.stderr() {
@@ -446,9 +471,7 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 		return out, wire.Exit{}, err
 	}
 	exit = sane(exit)
-	out.mu.Lock()
-	out.Dropped = exit.Dropped
-	out.mu.Unlock()
+	out.end(exit)
 	return out, exit, nil
 }
 

@@ -166,22 +166,33 @@ func TestCancelReachesTheAgent(t *testing.T) {
 }
 
 func TestOutput(t *testing.T) {
-	o := &Output{tail: -1}
-	for _, f := range [][]byte{output(wire.Stdout, "a"), output(wire.Stderr, "B"), output(wire.Stdout, "c"), output(wire.StdoutTail, "y"), output(wire.StderrTail, "Z")} {
-		if err := o.add(wire.Frame{Payload: f}, 100); err != nil {
-			t.Fatal(err)
+	frames := [][]byte{output(wire.Stdout, "a"), output(wire.Stderr, "B"), output(wire.Stdout, "c"), output(wire.StdoutTail, "y"), output(wire.StderrTail, "Z")}
+	for name, tc := range map[string]struct {
+		frames               [][]byte
+		exit                 wire.Exit
+		both, stdout, stderr string
+		dropped              [3]int64
+	}{
+		"uncut":                 {frames, wire.Exit{StdoutBytes: 3, StderrBytes: 2}, "aBcyZ", "acy", "BZ", [3]int64{}},
+		"both streams cut":      {frames, wire.Exit{StdoutBytes: 6, StderrBytes: 6, Dropped: 7}, "aBc|yZ", "ac|y", "B|Z", [3]int64{7, 3, 4}},
+		"stdout alone is cut":   {frames, wire.Exit{StdoutBytes: 10, StderrBytes: 2, Dropped: 7}, "aBc|yZ", "ac|y", "BZ", [3]int64{7, 7, 0}},
+		"stderr alone is cut":   {frames, wire.Exit{StdoutBytes: 3, StderrBytes: 9, Dropped: 7}, "aBc|yZ", "acy", "B|Z", [3]int64{7, 0, 7}},
+		"without a tail":        {frames[:1], wire.Exit{StdoutBytes: 4, Dropped: 3}, "a|", "a|", "", [3]int64{3, 3, 0}},
+		"all of one is cut":     {frames[:1], wire.Exit{StdoutBytes: 1, StderrBytes: 3, Dropped: 3}, "a|", "a", "|", [3]int64{3, 0, 3}},
+		"a claim without sense": {frames, wire.Exit{StdoutBytes: 1 << 60, Dropped: 7}, "aBc|yZ", "ac|y", "BZ", [3]int64{7, 7, 0}},
+	} {
+		o := &Output{tail: -1}
+		for _, f := range tc.frames {
+			if err := o.add(wire.Frame{Payload: f}, 100); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	o.Dropped = 7
-	for w, want := range map[Which]string{Both: "aBc|yZ", Stdout: "ac|y", Stderr: "B|Z"} {
-		if got := string(o.Bytes(w, "|")); got != want {
-			t.Errorf("%d: %q, want %q", w, got, want)
+		o.end(tc.exit)
+		for w, want := range map[Which]string{Both: tc.both, Stdout: tc.stdout, Stderr: tc.stderr} {
+			if got := string(o.Bytes(w, "|")); got != want || o.Dropped(w) != tc.dropped[w] {
+				t.Errorf("%s, %d: %q without %d bytes, want %q without %d", name, w, got, o.Dropped(w), want, tc.dropped[w])
+			}
 		}
-	}
-	headOnly := &Output{tail: -1, Dropped: 3}
-	_ = headOnly.add(wire.Frame{Payload: output(wire.Stdout, "a")}, 100)
-	if got := string(headOnly.Bytes(Both, "|")); got != "a|" {
-		t.Errorf("a cut without a tail: %q", got)
 	}
 }
 

@@ -4,6 +4,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -17,8 +18,11 @@ const (
 	// Version is the protocol's version; both ends refuse another one.
 	Version = 1
 	// MaxPayload bounds a frame in bytes. It leaves room for the longest
-	// argument that execve takes (128 KiB) in its JSON form.
+	// argument that execve takes (MaxArgument) in its JSON form.
 	MaxPayload = 1 << 20
+	// MaxArgument is the longest command, or NAME=VALUE of an environment, in bytes:
+	// Linux's MAX_ARG_STRLEN without the NUL at its end.
+	MaxArgument = 128<<10 - 1
 	// MaxData bounds the payload of a data frame in bytes.
 	MaxData = 32 << 10
 	// MaxLive bounds the output in a live frame in bytes.
@@ -99,7 +103,7 @@ type Exit struct {
 	Cancelled   bool          `json:"cancelled,omitempty"`
 	OOM         bool          `json:"oom,omitempty"`
 	Duration    time.Duration `json:"duration_ns"`
-	PeakMemory  int64         `json:"peak_memory"` // bytes, of the largest process
+	PeakMemory  int64         `json:"peak_memory"` // bytes, of the largest process, or of the agent, which starts them, where that is more
 	StdoutBytes int64         `json:"stdout_bytes"`
 	StderrBytes int64         `json:"stderr_bytes"`
 	Dropped     int64         `json:"dropped"` // bytes cut from the middle
@@ -274,11 +278,13 @@ func (w *Writer) Write(t Type, stream uint32, parts ...[]byte) error {
 
 // WriteJSON sends v as a frame's payload.
 func (w *Writer) WriteJSON(t Type, stream uint32, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // which would take six bytes for one < or &
+	if err := e.Encode(v); err != nil {
 		return err
 	}
-	return w.Write(t, stream, b)
+	return w.Write(t, stream, bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }
 
 // Grant allows the peer n more data bytes on a stream.
