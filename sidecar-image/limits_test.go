@@ -24,9 +24,9 @@ import (
 var limits = []struct{ constant, unit, text string }{
 	{"agent/guest.maxExecs", "", "commands that run at once in one session; another is refused"},
 	{"agent/wire.MaxArgument", "bytes", "a command, or one variable of its environment with its name (Linux's limit); what is longer goes into a file"},
-	{"tools.maxEnv", "", "variables of one command"},
+	{"tools.maxEnv", "", "variables of one command's environment"},
 	{"tools.maxEnvBytes", "bytes", "all of them, with their names"},
-	{"tools.maxPath", "bytes", "a path"},
+	{"tools.maxPath", "bytes", "a path (Linux's limit)"},
 	{"agent/guest.maxLingerings", "", "pipes of a session's ended commands that background processes still hold and that are emptied; who writes to a further one meets a closed pipe"},
 	{"agent/guest.termGrace", "", "between SIGTERM and SIGKILL for a session's processes when the engine stops its container"},
 	{"agent/host.fileTimeout", "", "time of one `sandbox_read` or `sandbox_write`"},
@@ -39,6 +39,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"session.maxEpitaphs", "", "closed sessions whose callers are still told why"},
 	{"session.epitaphTTL", "", "for how long"},
 	{"session.reconcileEvery", "", "until a session is noticed whose container is gone and that nobody uses"},
+	{"session.reconcileAtLeast", "", "the same where the engine takes long to list its containers: a hundredth of the time is spent on it"},
 	{"session.asked", "", "runs that the runtime is asked about at once"},
 	{"session.forgotten", "", "404 answers in a row after which a run counts as ended"},
 
@@ -72,6 +73,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"workspace.MinEntry", "bytes", "what a file, directory or link counts at least"},
 	{"session.guardEvery", "", "between two measurements while a command runs"},
 	{"session.patrolEvery", "", "between two while none does"},
+	{"session.patrolAtLeast", "", "the same while the file system of the workspaces does not fill by a sixteenth of the quota"},
 
 	{"service.engineTimeout", "", "time for the engine to answer at boot"},
 	{"service.trialTimeout", "", "time for the trial session at boot"},
@@ -80,7 +82,7 @@ var limits = []struct{ constant, unit, text string }{
 
 // inner are those that neither clients nor operators meet.
 var inner = strings.Fields(`
-	agent/guest.helloTimeout agent/guest.maxPending agent/guest.startLimit agent/guest.killLimit agent/guest.quietMax agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
+	agent/guest.helloTimeout agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
 	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.flushTimeout
 	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.patrolsAtOnce
 	tools.progressMax tools.shownMax

@@ -29,8 +29,8 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
+	"github.com/loomcycle/loomcycle-images/internal/proctest"
 	"github.com/loomcycle/loomcycle-images/internal/registry/registrytest"
-	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/smoke/engine"
 )
 
@@ -326,50 +326,16 @@ func TestInterrupt(t *testing.T) {
 			// never comes, and two volumes.
 			cmd.Env = append(os.Environ(), "SMOKE_DIST="+tinyDist(t, mark), "SMOKE_CASES=drop-in", "SMOKE_ENGINE=podman", "SMOKE_REF=",
 				"LOOMCYCLE_CACHE="+cache, "TMPDIR="+tmp)
-			var out syncbuf.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &out
-			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			reaped := false // its process id is nobody's then
-			t.Cleanup(func() {
-				if !reaped {
-					syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-				}
+			g := proctest.Start(t, cmd)
+			g.Until(t, "a service has started", func() bool {
+				return slices.ContainsFunc(running(mark), func(p string) bool { return strings.Contains(p, "/waiter "+mark) })
 			})
-			late := time.After(10 * time.Minute)
-			for found := false; !found; {
-				select {
-				case <-late:
-					t.Fatalf("it starts no service:\n%s", &out)
-				case err := <-ended:
-					reaped = true
-					t.Fatalf("it ended by itself: %v\n%s", err, &out)
-				case <-time.After(50 * time.Millisecond): // polling a process of another program
-				}
-				for _, p := range running(mark) {
-					found = found || strings.Contains(p, "/waiter "+mark)
-				}
-			}
-			start := time.Now()
-			if err := syscall.Kill(-cmd.Process.Pid, tc.signal); err != nil {
-				t.Fatal(err)
-			}
-			err := <-ended
-			reaped = true
-			if err == nil {
-				t.Error("an interrupted run ends with exit code 0")
-			}
-			took := time.Since(start)
-			t.Logf("it took %s to end", took)
+			took := g.Interrupt(t, tc.signal)
 			if took > time.Minute {
 				t.Error("that is too long")
 			}
 			said := []string{"INTERRUPTED after 0 of 1 cases", "the run was interrupted"}
-			if strings.Contains(out.String(), "cleanup timeout") {
+			if strings.Contains(g.Out.String(), "cleanup timeout") {
 				// mage gave up on a slow machine: the next run has to clean up.
 				said = nil
 				next, err := engine.Podman(t.Context(), cache, t.Output())
@@ -381,12 +347,12 @@ func TestInterrupt(t *testing.T) {
 				}
 			}
 			for _, want := range said {
-				if !strings.Contains(out.String(), want) {
+				if !strings.Contains(g.Out.String(), want) {
 					t.Errorf("it does not say %q", want)
 				}
 			}
 			for _, bad := range []string{"LEAKED", "FAILED"} {
-				if strings.Contains(out.String(), bad) {
+				if strings.Contains(g.Out.String(), bad) {
 					t.Errorf("it says %q", bad)
 				}
 			}
@@ -407,7 +373,7 @@ func TestInterrupt(t *testing.T) {
 				t.Errorf("temporary files are left: %v", files)
 			}
 			if t.Failed() {
-				t.Logf("output:\n%s", &out)
+				t.Logf("output:\n%s", &g.Out)
 			}
 		})
 	}

@@ -273,6 +273,9 @@ func (r *runner) work(ctx context.Context, tasks []*task, report *Report) {
 	for range r.jobs {
 		wg.Go(func() {
 			for t := range queue {
+				if ctx.Err() != nil { // the queue and the interruption came at once
+					continue
+				}
 				res := r.one(ctx, t)
 				if ctx.Err() != nil && res.Status != Passed {
 					continue // the interruption failed it, not the image

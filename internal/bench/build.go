@@ -444,8 +444,7 @@ func (b *bench) docker(ctx context.Context) (string, error) {
 	if out, err := cmd.CombinedOutput(); ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	} else if err != nil { // a docker without buildx, say
-		first, _, _ := strings.Cut(string(out), "\n")
-		return "not measured: " + first, nil
+		return "not measured: " + reason(string(out)), nil
 	}
 	took := seconds(time.Since(start))
 	id, err := os.ReadFile(image)
@@ -456,6 +455,18 @@ func (b *bench) docker(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("docker rmi: %w\n%s", err, out)
 	}
 	return took, nil
+}
+
+// reason is the line of a failed docker build that says why: buildx marks it, and
+// a docker older than buildx ends with it.
+func reason(out string) string {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	for _, line := range lines {
+		if strings.HasPrefix(line, "ERROR: ") {
+			return line
+		}
+	}
+	return lines[len(lines)-1]
 }
 
 func sharedBytes(r *dist.Release, a, b string) (shared, total int64, err error) {

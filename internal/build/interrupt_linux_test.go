@@ -13,7 +13,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
-	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
 
 // Ctrl-C while a step runs: the program that people run ends within two seconds,
@@ -67,32 +67,11 @@ func TestInterrupt(t *testing.T) {
 		cmd.Dir = checkout
 		cmd.Env = append(os.Environ(), "GOPROXY="+proxy.URL, "LOOMCYCLE_SOURCE=dir:"+source, "MAGEFILE_CACHE="+cached,
 			"DOCKER_HOST=unix:///dev/null", "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=") // the proxy is on this machine's loopback
-		var out syncbuf.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		late := time.AfterFunc(10*time.Minute, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
-		defer late.Stop()
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended before the step ran: %v\n%s", err, &out)
-		case <-asked:
-		}
-		start := time.Now()
-		if err := tell(cmd.Process.Pid); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-ended; err == nil { // which is when the last of its processes has ended: they have its output
-			t.Error("an interrupted build ends with exit code 0")
-		}
-		took := time.Since(start)
-		t.Logf("it took %s to end", took)
-		if !strings.Contains(out.String(), "the build was cancelled") {
-			t.Errorf("it does not say that it was cancelled:\n%s", &out)
+		g := proctest.Start(t, cmd)
+		g.Until(t, "the step runs", func() bool { return len(asked) > 0 })
+		took := g.End(t, tell)
+		if !strings.Contains(g.Out.String(), "the build was cancelled") {
+			t.Errorf("it does not say that it was cancelled:\n%s", &g.Out)
 		}
 		select {
 		case <-gone:

@@ -116,6 +116,9 @@ func dialDocker(ctx context.Context, opts Options) *Node {
 		opts.notice("passing over the docker engine at %s: %v", host, err)
 		return nil
 	}
+	if v, err := engine.ServerVersion(ctx); err == nil && n.Version == "" { // older engines don't say which BuildKit they have
+		n.Version = "of docker " + v.Version
+	}
 	return n
 }
 

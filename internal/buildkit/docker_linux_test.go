@@ -2,10 +2,7 @@ package buildkit
 
 import (
 	"context"
-	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +20,9 @@ func TestDockerEngine(t *testing.T) {
 	host := dockertest.Start(t)
 	opts.Getenv = env(map[string]string{"DOCKER_HOST": host})
 	b := connected(t, opts)
+	if b.def.Version == "" {
+		t.Error("the version of the engine is not told")
+	}
 	t.Logf("%s %s %s\n%s", b.def.Source, b.def.Version, b.def.Snapshotter, log)
 	if b.def.Source == "private daemon" && !strings.Contains(log.String(), "passing over the docker engine at "+host) {
 		t.Errorf("the engine was passed over in silence:\n%s", log)
@@ -54,14 +54,7 @@ func TestBuildx(t *testing.T) {
 	up(t, amd64)
 	up(t, arm64)
 
-	config := t.TempDir()
-	plugins := filepath.Join(config, "cli-plugins")
-	if err := errors.Join(os.Mkdir(plugins, 0o755), os.Symlink(citest.Tool(t, "buildx", "buildx", "", "github.com/docker/buildx/cmd/buildx"), filepath.Join(plugins, "docker-buildx"))); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("DOCKER_CONFIG", config)
-	t.Setenv("BUILDX_CONFIG", filepath.Join(config, "buildx"))
-	t.Setenv("BUILDX_BUILDER", "")
+	dockertest.Buildx(t)
 	create := func(args ...string) {
 		t.Helper()
 		args = append([]string{"buildx", "create", "--name", "far", "--driver", "remote"}, args...)

@@ -13,6 +13,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
+	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
 // Podman knows a loaded image by its name and version, with the configuration
@@ -54,6 +55,41 @@ func TestLoad(t *testing.T) {
 	}
 	if _, _, err := dist.Load(t.Context(), folder, "other"); err == nil || !strings.Contains(err.Error(), "other") {
 		t.Errorf("an image that is not there: %v", err)
+	}
+}
+
+// Docker, which DOCKER_HOST puts before podman, has the same image by the same name.
+func TestLoadDocker(t *testing.T) {
+	t.Setenv("DOCKER_HOST", dockertest.Start(t))
+	folder := t.TempDir()
+	release, err := disttest.Small("1.2.3+build.7").Write(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, engine, err := dist.Load(t.Context(), folder, "toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "docker" {
+		t.Errorf("loaded as %s into %s", ref, engine)
+	}
+	defer exec.Command("docker", "rmi", ref).Run() // of the machine's engine, perhaps
+	img, err := release.Image("toolbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := img.Variant("linux/" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not the id: it is the configuration's digest or, in containerd's image store, a manifest's.
+	want := runtime.GOARCH
+	for _, l := range v.Layers {
+		want += " " + l.DiffID.String()
+	}
+	out, err := exec.Command("docker", "image", "inspect", "--format", `{{.Architecture}}{{range .RootFS.Layers}} {{.}}{{end}}`, ref).CombinedOutput()
+	if err != nil || strings.TrimSpace(string(out)) != want {
+		t.Errorf("docker has %s, %v, want %s", out, err, want)
 	}
 }
 

@@ -5,6 +5,7 @@ package dockertest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -145,6 +146,21 @@ for deb in *.deb; do dpkg-deb -x "$deb" root; done`
 	root := filepath.Join(dir, "root")
 	t.Setenv("PATH", filepath.Join(root, "usr/bin")+":"+filepath.Join(root, "usr/sbin")+":"+os.Getenv("PATH"))
 	return true
+}
+
+// Buildx gives the docker command for the rest of the test a configuration of its own,
+// with the buildx that tools/buildx pins and no builder.
+func Buildx(t testing.TB) {
+	t.Helper()
+	program := citest.Tool(t, "buildx", "buildx", "", "github.com/docker/buildx/cmd/buildx")
+	dir := t.TempDir()
+	plugins := filepath.Join(dir, "cli-plugins")
+	if err := errors.Join(os.Mkdir(plugins, 0o755), os.Symlink(program, filepath.Join(plugins, "docker-buildx"))); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DOCKER_CONFIG", dir)
+	t.Setenv("BUILDX_CONFIG", filepath.Join(dir, "buildx"))
+	t.Setenv("BUILDX_BUILDER", "")
 }
 
 func answers(ctx context.Context, host string) bool {

@@ -1,5 +1,5 @@
-// Package proctest runs other projects' servers for tests, none of which outlives
-// its test.
+// Package proctest runs other programs for tests: servers, and commands that are
+// interrupted. None outlives its test.
 package proctest
 
 import (

@@ -250,13 +250,15 @@ func TestContainerDiesUnderACommand(t *testing.T) {
 	s.podmanOut("kill", "loomcycle-"+id)
 	select {
 	case a := <-done:
-		if !a.IsError || !strings.Contains(a.Text, "went away") {
+		if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: the session has ended by itself (its container exited with 137)") {
 			t.Errorf("%+v", a)
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("the call hangs")
 	}
-	eventually(t, 10*time.Second, "the session is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+	if a := c.exec(id, "true"); !a.IsError || !strings.HasPrefix(a.Text, "the session has ended by itself") {
+		t.Errorf("the next call: %+v", a)
+	}
 	eventually(t, 10*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
 }
 

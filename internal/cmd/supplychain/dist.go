@@ -25,9 +25,25 @@ type build struct {
 	oci     layout.Path
 }
 
+// distFlag adds the flag that says where a build is.
+func distFlag(flags *flag.FlagSet) *string {
+	return flags.String("dist", "dist", "the folder of the build")
+}
+
+// readDist reads the build that a command's arguments name, which say nothing else.
+func readDist(command string, args []string) (folder string, r *dist.Release, err error) {
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	at := distFlag(flags)
+	if err := flags.Parse(args); err != nil {
+		return "", nil, err
+	}
+	r, err = dist.Read(*at)
+	return *at, r, err
+}
+
 // buildFlags adds the flags that find a build; call the result after parsing.
 func buildFlags(flags *flag.FlagSet) func() (*build, error) {
-	folder := flags.String("dist", "dist", "the folder of the build")
+	folder := distFlag(flags)
 	root := flags.String("root", ".", "the repository's root")
 	locked := flags.String("lock", "", "the lock (default ROOT/images/lock/lock.json)")
 	return func() (*build, error) {

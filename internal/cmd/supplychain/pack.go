@@ -7,14 +7,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
-
-	"github.com/loomcycle/loomcycle-images/internal/dist"
 )
 
 func init() {
@@ -24,29 +21,24 @@ func init() {
 // runPack writes what people download. The same build has the same bytes, so a
 // run again uploads what is there already.
 func runPack(_ context.Context, env environment, args []string) error {
-	flags := flag.NewFlagSet("release-pack", flag.ContinueOnError)
-	folder := flags.String("dist", "dist", "the folder of the build")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	r, err := dist.Read(*folder)
+	folder, r, err := readDist("release-pack", args)
 	if err != nil {
 		return err
 	}
-	description, err := os.ReadFile(filepath.Join(*folder, "release.json"))
+	description, err := os.ReadFile(filepath.Join(folder, "release.json"))
 	if err != nil {
 		return err
 	}
 	when := time.Unix(r.Epoch, 0)
-	sboms, err := archive(os.DirFS(*folder), "sbom", when)
+	sboms, err := archive(os.DirFS(folder), "sbom", when)
 	if err != nil {
 		return fmt.Errorf("pack the SBOMs, which the target sbom writes: %w", err)
 	}
-	pins, err := archive(os.DirFS(*folder), "pins", when)
+	pins, err := archive(os.DirFS(folder), "pins", when)
 	if err != nil {
 		return fmt.Errorf("pack the pins, which the target pins writes: %w", err)
 	}
-	b := &build{folder: *folder}
+	b := &build{folder: folder}
 	return b.replace("pack", func(at *build) error {
 		var sums bytes.Buffer
 		write := func(name string, data []byte) error {
@@ -60,7 +52,7 @@ func runPack(_ context.Context, env environment, args []string) error {
 				return err
 			}
 			fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(f.data), f.name) // as sha256sum -c reads it
-			fmt.Fprintln(env.out, filepath.Join(*folder, "pack", f.name))
+			fmt.Fprintln(env.out, filepath.Join(folder, "pack", f.name))
 		}
 		return write("checksums-v"+r.Version+".txt", sums.Bytes())
 	})

@@ -43,12 +43,7 @@ func init() {
 func (e environment) notice(format string, args ...any) { fmt.Fprintf(e.log, format+"\n", args...) }
 
 func runSign(ctx context.Context, env environment, args []string) error {
-	flags := flag.NewFlagSet("sign", flag.ContinueOnError)
-	folder := flags.String("dist", "dist", "the folder of the build")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	r, err := dist.Read(*folder)
+	folder, r, err := readDist("sign", args)
 	if err != nil {
 		return err
 	}
@@ -56,12 +51,12 @@ func runSign(ctx context.Context, env environment, args []string) error {
 	if err != nil {
 		return err
 	}
-	artifact, err := signing.SignFamily(ctx, *folder, r, s)
+	artifact, err := signing.SignFamily(ctx, folder, r, s)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(env.out, "signed %d images; release artifact %s\n", len(r.Images), artifact)
-	return writeSignatures(ctx, env, *folder, r)
+	return writeSignatures(ctx, env, folder, r)
 }
 
 // writeSignatures lists in dist/signatures.json what verifies, for the policy
@@ -298,7 +293,7 @@ func publication(flags *flag.FlagSet, env environment) func(context.Context) (re
 func publisher(name string, do func(context.Context, release.Options) error) func(context.Context, environment, []string) error {
 	return func(ctx context.Context, env environment, args []string) error {
 		flags := flag.NewFlagSet(name, flag.ContinueOnError)
-		folder := flags.String("dist", "dist", "the folder of the build")
+		folder := distFlag(flags)
 		wait := flags.Duration("wait", 0, "how long to wait for another release to end")
 		open := publication(flags, env)
 		if err := flags.Parse(args); err != nil {

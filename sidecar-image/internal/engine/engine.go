@@ -88,6 +88,7 @@ type Engine struct {
 	cpus   int         // of the engine's host
 	mount  mount.Mount // what brings the agent into a session
 	sweep  *sweeper    // of a podman that Open started
+	last   recent      // List's answer
 }
 
 // Spec is what differs from one session container to the next.
@@ -533,6 +534,9 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 		if c.Labels[LabelManaged] == "1" && c.Labels[LabelInstance] == instance {
 			out = append(out, State{ID: c.ID, Running: c.State == "running", Labels: c.Labels})
 		}
+	}
+	if instance == e.opts.Instance {
+		e.last.keep(out)
 	}
 	return out, nil
 }

@@ -91,11 +91,16 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	// The SDK tells of every request at the level info.
 	sdk := slog.New(quiet{s.Log.Handler()})
-	srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
-		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
-	s.Tools.Register(srv)
+	// At the first call, after the boot: what tools say of their arguments depends on
+	// the engine's host.
+	srv := sync.OnceValue(func() *mcp.Server {
+		srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
+			&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
+		s.Tools.Register(srv)
+		return srv
+	})
 	handler := func(plain bool) http.Handler {
-		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
+		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv() }, &mcp.StreamableHTTPOptions{
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody,
 			// A name that was rebound to loopback brings a browser here, but not a token; a proxy on this
 			// machine brings both the token and the name that its clients use.

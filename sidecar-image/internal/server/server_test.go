@@ -541,3 +541,14 @@ func TestReadyAfterHangup(t *testing.T) {
 		}
 	}
 }
+
+// The ceiling that the boot lowers is the one that clients are told.
+func TestToolsAreThoseOfTheBoot(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Tools.Config.CPU, s.Tools.Config.MaxCPU = 1, 3
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	resp, body := answer(t, post(t, srv, main, int64(len(list)), list), 10*time.Second)
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "CPUs; 0.01 to 3 (more is cut), 1 by default") {
+		t.Errorf("%s: %s", resp.Status, body)
+	}
+}

@@ -508,7 +508,20 @@ func (m *Manager) removeNow(r removal) {
 // watch looks at a session whose connection ended by itself: either its
 // container died, or the engine let go of it and the next use reconnects.
 func (m *Manager) watch(s *Session, c *host.Conn) {
+	looked := make(chan struct{})
+	s.mu.Lock()
+	if s.watched == nil {
+		s.watched = map[*host.Conn]chan struct{}{}
+	}
+	s.watched[c] = looked
+	s.mu.Unlock()
 	m.wg.Go(func() {
+		defer func() {
+			s.mu.Lock()
+			delete(s.watched, c)
+			s.mu.Unlock()
+			close(looked)
+		}()
 		select {
 		case <-m.ctx.Done():
 			return
