@@ -216,6 +216,44 @@ func fill(t *testing.T, r *room, principal string) func() {
 	return func() { p.keep(0) }
 }
 
+// However many principals a tenant has, they get half of a room, and each of them a
+// quarter; others get theirs meanwhile.
+func TestTenantsShareOfARoom(t *testing.T) {
+	r := newRoom(400)
+	at := map[string]*place{}
+	for _, c := range []struct {
+		principal string
+		n         int64
+		fits      bool
+	}{
+		{"acme/a", 100, true}, {"acme/a", 1, false}, {"acme/b", 60, true}, {"acme/c", 41, false}, {"acme/c", 40, true}, {"acme/d", 1, false},
+		{"other/a", 100, true}, {"other/a", 1, false}, {"acme", 100, true}, {"other/b", 1, false},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if c.fits {
+			ctx = t.Context()
+		}
+		p, err := r.take(ctx, c.principal, c.n)
+		cancel()
+		if (err == nil) != c.fits {
+			t.Fatalf("%d bytes of %s: %v", c.n, c.principal, err)
+		}
+		if c.fits {
+			at[c.principal] = p
+		}
+	}
+	at["acme/b"].keep(10)
+	p, err := r.take(t.Context(), "acme/d", 50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.keep(0)
+	for _, p := range at {
+		p.keep(0)
+	}
+	empty(t, r)
+}
+
 // One that waits for room in vain is told to come again, and one that gets it
 // late has its whole time to arrive.
 func TestNoRoom(t *testing.T) {
