@@ -330,7 +330,7 @@ func TestInterrupt(t *testing.T) {
 			g.Until(t, "a service has started", func() bool {
 				return slices.ContainsFunc(running(mark), func(p string) bool { return strings.Contains(p, "/waiter "+mark) })
 			})
-			took := g.Interrupt(t, tc.signal)
+			took := g.Interrupt(t, func(pid int) error { return syscall.Kill(-pid, tc.signal) })
 			if took > time.Minute {
 				t.Error("that is too long")
 			}

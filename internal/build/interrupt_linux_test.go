@@ -69,7 +69,7 @@ func TestInterrupt(t *testing.T) {
 			"DOCKER_HOST=unix:///dev/null", "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=") // the proxy is on this machine's loopback
 		g := proctest.Start(t, cmd)
 		g.Until(t, "the step runs", func() bool { return len(asked) > 0 })
-		took := g.End(t, tell)
+		took := g.Interrupt(t, tell)
 		if !strings.Contains(g.Out.String(), "the build was cancelled") {
 			t.Errorf("it does not say that it was cancelled:\n%s", &g.Out)
 		}

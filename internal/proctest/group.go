@@ -9,8 +9,8 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
-// Group is a command with all that it starts, as a terminal runs it: what a test
-// signals is the whole process group.
+// Group is a command with all that it starts, as a terminal runs it: in a
+// process group of its own.
 type Group struct {
 	Out syncbuf.Buffer // stdout and stderr
 
@@ -19,11 +19,18 @@ type Group struct {
 	err   error
 }
 
-// patience is how long a group may take to come to a point, or to end.
-const patience = 10 * time.Minute
+// patience is until when a group may take to come to a point, or to end: ten minutes,
+// and less where go test would end the test, which shows no output of the group.
+func patience(t *testing.T) time.Time {
+	late := time.Now().Add(10 * time.Minute)
+	if end, ok := t.Deadline(); ok && end.Add(-10*time.Second).Before(late) {
+		late = end.Add(-10 * time.Second)
+	}
+	return late
+}
 
 // Start starts a command as a group, of which nothing outlives the test.
-func Start(t testing.TB, cmd *exec.Cmd) *Group {
+func Start(t *testing.T, cmd *exec.Cmd) *Group {
 	t.Helper()
 	g := &Group{cmd: cmd, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = &g.Out, &g.Out
@@ -44,9 +51,9 @@ func Start(t testing.TB, cmd *exec.Cmd) *Group {
 }
 
 // Until waits for a fact that the group makes true before it ends.
-func (g *Group) Until(t testing.TB, what string, ok func() bool) {
+func (g *Group) Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for late := time.Now().Add(patience); !ok(); {
+	for late := patience(t); !ok(); {
 		if time.Now().After(late) {
 			t.Fatalf("still not so: %s\n%s", what, &g.Out)
 		}
@@ -58,24 +65,18 @@ func (g *Group) Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Interrupt ends the group as a terminal does: with a signal to each of its processes.
-func (g *Group) Interrupt(t testing.TB, signal syscall.Signal) time.Duration {
-	t.Helper()
-	return g.End(t, func(pid int) error { return syscall.Kill(-pid, signal) })
-}
-
-// End ends the group, given its first process, and returns how long that took: until
-// the last of its processes has ended, which have its output. The command must end
-// as one that has failed.
-func (g *Group) End(t testing.TB, end func(pid int) error) time.Duration {
+// Interrupt tells the command to end, with a signal to its process or, as -pid, to all
+// of the group, and returns how long it took until the last that has its output ended.
+// The command must end as one that has failed.
+func (g *Group) Interrupt(t *testing.T, tell func(pid int) error) time.Duration {
 	t.Helper()
 	start := time.Now()
-	if err := end(g.cmd.Process.Pid); err != nil {
+	if err := tell(g.cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-g.ended:
-	case <-time.After(patience):
+	case <-time.After(time.Until(patience(t))):
 		t.Fatalf("it does not end:\n%s", &g.Out)
 	}
 	took := time.Since(start)
