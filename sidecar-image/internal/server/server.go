@@ -108,9 +108,9 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
-	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
-	s.outputs = rooms{newRoom(max(largeOutputs, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
-	s.answers = rooms{newRoom(max(largeAnswers, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
+	s.large, s.small = newRoom(max(largeInFlight, 4*s.MaxBody)), newRoom(smallInFlight)
+	s.outputs = rooms{newRoom(max(largeOutputs, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
+	s.answers = rooms{newRoom(max(largeAnswers, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
 	s.calls = map[string][]chan struct{}{}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -237,8 +237,11 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
 	body = req.Lift(body)
-	msgs := messages(body)
-	if err := names(msgs, req); err != nil {
+	msgs, err := messages(body)
+	if err == nil {
+		err = names(msgs, req)
+	}
+	if err != nil {
 		s.refused(r, "request", err)
 		writeError(w, http.StatusBadRequest, nil, jsonrpc.CodeInvalidRequest, err.Error())
 		return

@@ -119,8 +119,7 @@ func (m *Manager) adopt(ctx context.Context) error {
 			}
 		}
 		m.sessions[rec.ID] = s
-		m.total++
-		m.count[rec.Principal]++
+		m.counted(rec.Principal, 1)
 	}
 	for _, c := range containers {
 		if id := c.Labels[engine.LabelSession]; !known[id] {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,9 +32,18 @@ type Engine interface {
 
 // Caller is who makes a call, from its request alone.
 type Caller struct {
-	Principal string // owns sessions
+	Principal string // owns sessions; TENANT/NAME where both are attested
 	Tenant    string // a tag
 	RootRun   string // a tag: the run tree
+}
+
+// Owners are those whose part of what all share a principal's use counts for: itself,
+// and its tenant where that is attested. No tenant is named as a principal is.
+func Owners(principal string) []string {
+	if tenant, _, attested := strings.Cut(principal, "/"); attested {
+		return []string{principal, tenant + "/"}
+	}
+	return []string{principal}
 }
 
 // ErrUnknown answers an id that the caller may not use, whether it is
@@ -64,6 +74,7 @@ var (
 type Limits struct {
 	Sessions     int
 	PerPrincipal int
+	PerTenant    int // of those that are attested
 	IdleTTL      time.Duration
 	WarmPool     int
 	Opening      int // containers started at once
