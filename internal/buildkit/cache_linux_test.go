@@ -231,7 +231,10 @@ func (a *actions) blob(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 	case q.Get("comp") == "blocklist":
 		var list struct{ Latest []string }
-		err = xml.Unmarshal(body, &list)
+		if err := xml.Unmarshal(body, &list); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		for _, id := range list.Latest {
 			e.content = append(e.content, e.blocks[id]...)
 		}
