@@ -47,6 +47,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"server.headerTimeout", "", "time for them to arrive"},
 	{"server.transferTimeout", "", "time for a request's body to arrive, for a piece of an answer to be taken, and to wait for room as below"},
 	{"server.idleTimeout", "", "an HTTP connection without a request"},
+	{"server.maxBatch", "", "messages of one batch"},
 	{"server.maxSafeInteger", "", "largest number as a request's id"},
 	{"tools.LiftMin", "bytes", "a string as a request's id or progress token, with its quotes"},
 	{"server.smallBody", "bytes", "a request body counts as small up to it"},

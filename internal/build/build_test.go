@@ -38,6 +38,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"github.com/loomcycle/loomcycle-images/internal/upstream"
 )
 
 const repo = "../.."
@@ -564,10 +565,33 @@ func behindProxy(t *testing.T, path, version string) (address, goproxy, sum stri
 	if err != nil {
 		t.Fatal(err)
 	}
-	gomod := "module " + path + "\n\ngo 1.24\n"
+	gomod, archive, sum := packed(t, path, version)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ours := strings.HasPrefix(r.URL.Path, "/"+path+"/@v/"+version)
+		switch {
+		case r.URL.Host != "modules.example.test" && !ours: // for BuildKit and the tests' own compiling
+			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
+		case r.URL.Host != "modules.example.test" || !ours:
+			http.NotFound(w, r)
+		case strings.HasSuffix(r.URL.Path, ".info"):
+			fmt.Fprintf(w, `{"Version": %q}`, version)
+		case strings.HasSuffix(r.URL.Path, ".mod"):
+			io.WriteString(w, gomod)
+		case strings.HasSuffix(r.URL.Path, ".zip"):
+			w.Write(archive)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, s.URL + ",http://modules.example.test", sum
+}
+
+// packed is a module with the constant Word: its go.mod, archive and go.sum.
+func packed(t *testing.T, path, version string) (gomod string, archive []byte, sum string) {
+	t.Helper()
+	gomod = "module " + path + "\n\ngo 1.24\n"
 	files := map[string]string{"go.mod": gomod, "dep.go": "package dep\n\nconst Word = \"found behind a proxy\"\n"}
-	var packed bytes.Buffer
-	z := zip.NewWriter(&packed)
+	var archived bytes.Buffer
+	z := zip.NewWriter(&archived)
 	hash := func(names ...string) string {
 		h, err := dirhash.Hash1(names, func(name string) (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader(files[name[strings.LastIndex(name, "/")+1:]])), nil
@@ -591,24 +615,7 @@ func behindProxy(t *testing.T, path, version string) (address, goproxy, sum stri
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ours := strings.HasPrefix(r.URL.Path, "/"+path+"/@v/"+version)
-		switch {
-		case r.URL.Host != "modules.example.test" && !ours: // for BuildKit and the tests' own compiling
-			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
-		case r.URL.Host != "modules.example.test" || !ours:
-			http.NotFound(w, r)
-		case strings.HasSuffix(r.URL.Path, ".info"):
-			fmt.Fprintf(w, `{"Version": %q}`, version)
-		case strings.HasSuffix(r.URL.Path, ".mod"):
-			io.WriteString(w, gomod)
-		case strings.HasSuffix(r.URL.Path, ".zip"):
-			w.Write(packed.Bytes())
-		}
-	}))
-	t.Cleanup(s.Close)
-	return s.URL, s.URL + ",http://modules.example.test",
-		fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", path, version, hash(names...), hash("go.mod"))
+	return gomod, archived.Bytes(), fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", path, version, hash(names...), hash("go.mod"))
 }
 
 // Another loomcycle, at a tag of its own repository: its user interface is
@@ -748,6 +755,57 @@ func TestRuntimeOfAFolder(t *testing.T) {
 		LoomcyclePackage: "./cmd/agent", LoomcycleLDFlags: "-X main.version=9.8.7 -X main.flavor=plain"}
 	if r.Source != want {
 		t.Errorf("release.json has the source %+v, not %+v", r.Source, want)
+	}
+}
+
+// The folder of lock:fetch is enough, with the variables that it prints: for
+// packages, the toolchain, and the modules of what is compiled.
+func TestBuildWithoutNetwork(t *testing.T) {
+	packages, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lock.Load(filepath.Join(repo, "images", "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, version := t.TempDir(), "v1.0.0"
+	toolchain := l.Go[runtime.GOARCH].Source()
+	gomod, archive, sum := packed(t, "example.test/dep", version)
+	err = mirror.FromMachine(t.Context(), os.Getenv).Fetch(t.Context(), toolchain, filepath.Join(dir, string(lock.KindGo), toolchain.Path))
+	for _, kind := range []lock.Kind{lock.KindDebian, lock.KindSecurity} { // which of them has a package does not matter here
+		err = errors.Join(err, os.CopyFS(filepath.Join(dir, string(kind)), os.DirFS(packages)))
+	}
+	source, module := t.TempDir(), filepath.Join(dir, filepath.FromSlash(upstream.Modules), "example.test/dep/@v", version)
+	for name, text := range map[string]string{
+		module + ".info": `{"Version": "` + version + `"}`, module + ".mod": gomod, module + ".zip": string(archive),
+		source + "/go.mod": "module example.org/loomcycle\n\ngo 1.24\n\nrequire example.test/dep " + version + "\n", source + "/go.sum": sum,
+		source + "/cmd/loomcycle/main.go": "package main\n\nimport \"example.test/dep\"\n\nfunc main() { println(dep.Word) }\n",
+	} {
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
+	}
+	variables, verr := upstream.Variables(dir)
+	if err := errors.Join(err, verr); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range variables {
+		name, value, _ := strings.Cut(v, "=")
+		t.Setenv(name, value)
+	}
+	for _, name := range images.ProxyVariables() { // whatever asks the network finds none
+		t.Setenv(name, "http://127.0.0.1:1")
+		t.Setenv(strings.ToLower(name), "http://127.0.0.1:1")
+	}
+	t.Setenv("NO_PROXY", "")
+	t.Setenv("no_proxy", "")
+	o := options(t, daemon(t, "offline", nil), map[string]string{"LOOMCYCLE_SOURCE": "dir:" + source})
+	o.Platform = []string{"linux/" + runtime.GOARCH}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if binary := runtimeOf(t, o.Dist, &r.Images[0], &r.Images[0].Platforms[0]); !bytes.Contains(binary, []byte("found behind a proxy")) {
+		t.Error("the module is not in the runtime")
 	}
 }
 

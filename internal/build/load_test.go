@@ -83,3 +83,16 @@ func TestLoadChecksTheLock(t *testing.T) {
 		})
 	}
 }
+
+func TestLoadImages(t *testing.T) {
+	for names, want := range map[string]string{
+		"loomcycle,loomcycle-toolbox":           "",
+		"loomcycle,loomcycle-toolbox,loomcycle": `image "loomcycle" is asked for twice`,
+		"toolbox":                               `"toolbox"`,
+	} {
+		_, err := load(t.Context(), Options{Root: repo, Getenv: os.Getenv, Log: t.Output(), Images: strings.Split(names, ",")})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", names, err)
+		}
+	}
+}

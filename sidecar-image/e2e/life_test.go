@@ -279,21 +279,21 @@ func TestClosedUnderACommand(t *testing.T) {
 		{"sandbox_close", "", "the session was closed with sandbox_close;", nil, func(c *client, id string) { c.call("sandbox_close", m{"session_id": id}) }},
 		{"sandbox_close_run", "closed", "the session was closed with sandbox_close_run,", nil, func(c *client, _ string) { c.call("sandbox_close_run", m{"root_run_id": "closed"}) }},
 		{"its run's end", "ends", "the session has ended with its run;", nil, func(*client, string) { over.Store(true) }},
-		{"its time", "", "the session has ended: its ttl is over;", m{"ttl_seconds": 5}, func(*client, string) {}},
+		{"its time", "", "the session has ended: its ttl is over;", m{"ttl_seconds": 15}, func(*client, string) {}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := s.as(map[string]string{"X-Loom-Root-Run": tc.run})
 			id := c.open(tc.args)
 			done := make(chan answer)
 			go func() { done <- c.exec(id, "touch begun; sleep 100") }()
-			eventually(t, 5*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
+			eventually(t, 10*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
 			tc.end(c, id)
 			select {
 			case a := <-done:
 				if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: "+tc.want) {
 					t.Errorf("%+v", a)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("the call hangs")
 			}
 		})

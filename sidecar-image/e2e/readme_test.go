@@ -275,10 +275,18 @@ func TestKilledGoRun(t *testing.T) {
 				s.cmd.Env = append(s.cmd.Env, k+"="+v)
 			}
 			s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+			s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			if err := s.cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			go func() { _ = s.cmd.Wait(); close(s.ended) }() // with the last process that has its output
+			t.Cleanup(func() {
+				select {
+				case <-s.ended:
+				default: // what goes on would be waited for
+					_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
+				}
+			})
 			eventually(t, 10*time.Minute, "it is ready", func() bool {
 				resp, err := http.Get(s.URL + "/readyz")
 				if err != nil {

@@ -310,7 +310,7 @@ func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
 		return "", e.kata(e.wrap("creating the session's container", err))
 	}
 	if lost := unlimited(resp.Warnings, !e.local() || swapping(procSwaps)); len(lost) > 0 {
-		return "", fmt.Errorf("the engine made the session's container without a limit that it asked for: %s: the engine's host has to have the cgroup controllers memory, cpu and pids, and either no swap or the kernel parameter swapaccount=1", strings.Join(lost, "; "))
+		return "", fmt.Errorf("the engine made the session's container without a limit that it asked for: %s: the engine's host has to have the cgroup controllers memory, cpu and pids, and swap accounting (the kernel parameter swapaccount=1, or no swap on this host)", strings.Join(lost, "; "))
 	}
 	return resp.ID, nil
 }

@@ -237,8 +237,11 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
 	body = req.Lift(body)
-	msgs := messages(body)
-	if err := names(msgs, req); err != nil {
+	msgs, err := messages(body)
+	if err == nil {
+		err = names(msgs, req)
+	}
+	if err != nil {
 		s.refused(r, "request", err)
 		writeError(w, http.StatusBadRequest, nil, jsonrpc.CodeInvalidRequest, err.Error())
 		return
