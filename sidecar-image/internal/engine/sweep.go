@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/moby/moby/client"
 )
 
 const (
@@ -86,10 +88,11 @@ func (e *Engine) lately(ctx context.Context) []State {
 // those that are there.
 func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string]bool {
 	found := map[string]bool{}
-	info, err := e.api.Info(ctx)
+	system, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return found
 	}
+	info := system.Info
 	runtime := e.opts.Runtime
 	if runtime == "" {
 		runtime = info.DefaultRuntime
