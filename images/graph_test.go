@@ -1,11 +1,13 @@
 package images
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -271,6 +273,50 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
+// finished is the plan of an image's last step.
+func finished(t *testing.T, g *Graph, img *Image, arch string) plan.Finish {
+	t.Helper()
+	state, _, err := g.Image(img, arch, programs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []plan.Finish
+	for _, op := range ops(t, state) {
+		file := op.GetFile()
+		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
+			continue
+		}
+		d := json.NewDecoder(bytes.NewReader(file.Actions[0].GetMkfile().Data))
+		d.DisallowUnknownFields() // of the plans of other steps
+		var p plan.Finish
+		if d.Decode(&p) == nil {
+			found = append(found, p)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%s for %s: %d plans finish it", img.Name, arch, len(found))
+	}
+	return found[0]
+}
+
+// Every image has a locale, and one with apt the sources that its packages came
+// from: also those of security updates and backports.
+func TestFinish(t *testing.T) {
+	g := graph(t, "amd64")
+	for _, img := range g.Family.Images {
+		for _, arch := range lock.Arches() {
+			p := finished(t, g, &img, arch)
+			database := plan.Dpkg
+			if img.Distroless {
+				database = plan.StatusD
+			}
+			if p.Arch != arch || p.Epoch != g.Lock.Epoch || p.Locale != "C.UTF-8" || p.AptSources == img.Distroless || p.Backports == img.Distroless || p.Database != database {
+				t.Errorf("%s for %s: %+v", img.Name, arch, p)
+			}
+		}
+	}
+}
+
 // A tmpfs over a session's /work is writable even where it takes the mode of
 // the folder below it.
 func TestSessionHome(t *testing.T) {
@@ -279,60 +325,75 @@ func TestSessionHome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, _, err := g.Image(img, "amd64", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	modes := map[string]string{}
-	for _, op := range ops(t, state) {
-		file := op.GetFile()
-		if file == nil || file.Actions[0].GetMkfile() == nil {
-			continue
-		}
-		var finish plan.Finish
-		if json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish) != nil {
-			continue // a file of another kind
-		}
-		for _, d := range finish.Dirs {
-			modes[d.Path] = d.Mode
-		}
+	for _, d := range finished(t, g, img, "amd64").Dirs {
+		modes[d.Path] = d.Mode
 	}
 	if modes["/work"] != "1777" || modes["/work/go"] != "0775" {
 		t.Errorf("modes %v", modes)
 	}
 }
 
-// What of the configuration an operator relies on.
+// What of the configuration an operator relies on: a row for each image.
 func TestConfig(t *testing.T) {
+	const system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	toolchain := func(home string) []string {
+		return []string{
+			"PATH=/usr/local/go/bin:/usr/local/cargo/bin:" + home + "/go/bin:" + home + "/.cargo/bin:" + home + "/.local/bin:" + system,
+			"HOME=" + home, "GOPATH=" + home + "/go", "GOCACHE=" + home + "/.cache/go-build", "GOMODCACHE=" + home + "/go/pkg/mod", "GOTOOLCHAIN=local",
+			"CARGO_HOME=" + home + "/.cargo", "npm_config_cache=" + home + "/.npm", "npm_config_prefix=" + home + "/.local",
+			"PIP_CACHE_DIR=" + home + "/.cache/pip", "PYTHONUSERBASE=" + home + "/.local", "XDG_CACHE_HOME=" + home + "/.cache", "TMPDIR=/tmp", "LANG=C.UTF-8",
+		}
+	}
+	plain := func(home string, more ...string) []string {
+		return append([]string{"PATH=" + system, "HOME=" + home, "TMPDIR=/tmp", "LANG=C.UTF-8"}, more...)
+	}
+	const nonroot, authorities = "/home/nonroot", "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"
+	rows := map[string]struct {
+		user, workdir, entrypoint, cmd, ports, stop, home string
+		env                                               []string
+	}{
+		"loomcycle": {"65532:65532", "/", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "SIGTERM", nonroot,
+			plain(nonroot, authorities, "LOOMCYCLE_LISTEN_ADDR=0.0.0.0:8787")},
+		"loomcycle-toolbox": {"65532:65532", nonroot, "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "SIGTERM", nonroot,
+			append(toolchain(nonroot), "LOOMCYCLE_LISTEN_ADDR=0.0.0.0:8787")},
+		"loomcycle-sandbox-session": {"1000:1000", "/work", "[]", "[sleep infinity]", "", "SIGKILL", "/work", toolchain("/work")},
+		"loomcycle-builder": {"0:0", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "SIGTERM", "/root",
+			plain("/root", "SANDBOX_LISTEN_ADDR=0.0.0.0:9000", "SANDBOX_ENGINE=podman")},
+		"loomcycle-builder-docker": {"65532:65532", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "SIGTERM", nonroot,
+			plain(nonroot, authorities, "SANDBOX_LISTEN_ADDR=0.0.0.0:9000", "SANDBOX_ENGINE=docker", "SANDBOX_STATE_DIR=/home/nonroot/.local/share/loomcycle-builder")},
+	}
 	f := family(t)
+	if len(f.Images) != len(rows) {
+		t.Errorf("%d images have %d rows", len(f.Images), len(rows))
+	}
 	b := Build{Version: "1.2.3", Revision: strings.Repeat("a", 40), Created: time.Unix(981173106, 0)}
-	for name, want := range map[string]struct{ user, workdir, entrypoint, cmd, ports, home string }{
-		"loomcycle":                 {"65532:65532", "/", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
-		"loomcycle-toolbox":         {"65532:65532", "/home/nonroot", "[/usr/local/bin/loomcycle]", "[serve]", "8787/tcp", "/home/nonroot"},
-		"loomcycle-sandbox-session": {"1000:1000", "/work", "[]", "[sleep infinity]", "", "/work"},
-		"loomcycle-builder":         {"0:0", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/root"},
-		"loomcycle-builder-docker":  {"65532:65532", "/", "[/usr/local/bin/loomcycle-builder]", "[serve]", "9000/tcp", "/home/nonroot"},
-	} {
-		img, err := f.Image(name)
-		if err != nil {
-			t.Fatal(err)
+	for _, img := range f.Images {
+		want, ok := rows[img.Name]
+		if !ok {
+			t.Errorf("%s has no row", img.Name)
+			continue
 		}
-		c := f.OCIConfig(img, "arm64", b)
-		var ports []string
-		for p := range c.Config.ExposedPorts {
-			ports = append(ports, p)
-		}
-		got := struct{ user, workdir, entrypoint, cmd, ports, home string }{c.Config.User, c.Config.WorkingDir,
-			bracket(c.Config.Entrypoint), bracket(c.Config.Cmd), strings.Join(ports, ","), img.Home}
-		if got != want {
-			t.Errorf("%s:\n got %+v\nwant %+v", name, got, want)
-		}
-		if len(c.Config.Volumes) > 0 || c.Architecture != "arm64" || c.Created.Format(time.RFC3339) != "2001-02-03T04:05:06Z" {
-			t.Errorf("%s: volumes %v, architecture %s, created %v", name, c.Config.Volumes, c.Architecture, c.Created)
-		}
-		for _, key := range strings.Fields("title description source url version revision created licenses vendor documentation base.name") {
-			if c.Config.Labels["org.opencontainers.image."+key] == "" {
-				t.Errorf("%s: label %s is missing", name, key)
+		for _, arch := range lock.Arches() {
+			c := f.OCIConfig(&img, arch, b)
+			slices.Sort(want.env)
+			got := want
+			got.user, got.workdir, got.entrypoint, got.cmd = c.Config.User, c.Config.WorkingDir, bracket(c.Config.Entrypoint), bracket(c.Config.Cmd)
+			got.ports, got.stop, got.home = strings.Join(slices.Sorted(maps.Keys(c.Config.ExposedPorts)), ","), c.Config.StopSignal, img.Home
+			got.env = slices.Sorted(slices.Values(c.Config.Env))
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s for %s:\n got %+v\nwant %+v", img.Name, arch, got, want)
+			}
+			if len(c.Config.Volumes) > 0 || c.OS != "linux" || c.Architecture != arch || c.Created.Format(time.RFC3339) != "2001-02-03T04:05:06Z" {
+				t.Errorf("%s: volumes %v, %s/%s, created %v", img.Name, c.Config.Volumes, c.OS, c.Architecture, c.Created)
+			}
+			for _, key := range strings.Fields("title description source url version revision created licenses vendor documentation base.name") {
+				if c.Config.Labels["org.opencontainers.image."+key] == "" {
+					t.Errorf("%s: label %s is missing", img.Name, key)
+				}
+			}
+			if !maps.Equal(c.Config.Labels, f.Annotations(&img, b)) {
+				t.Errorf("%s: the labels are not the annotations", img.Name)
 			}
 		}
 	}
@@ -371,28 +432,8 @@ func TestPlanRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, _, err := g.Image(img, "amd64", programs())
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := 0
-	for _, op := range ops(t, state) {
-		file := op.GetFile()
-		if file == nil || file.Actions[0].GetMkfile() == nil || file.Actions[0].GetMkfile().Path != "/plan.json" {
-			continue
-		}
-		var finish plan.Finish
-		if err := json.Unmarshal(file.Actions[0].GetMkfile().Data, &finish); err != nil {
-			t.Fatal(err)
-		}
-		if len(finish.Users) > 0 {
-			seen++
-			if finish.Users[0].Name != "nonroot" || finish.Users[0].UID != 65532 {
-				t.Errorf("users: %+v", finish.Users)
-			}
-		}
-	}
-	if seen != 1 {
-		t.Errorf("%d plans make users, not 1", seen)
+	users := finished(t, g, img, "amd64").Users
+	if len(users) != 1 || users[0].Name != "nonroot" || users[0].UID != 65532 {
+		t.Errorf("users: %+v", users)
 	}
 }

@@ -77,21 +77,14 @@ func (Lock) Fetch(ctx context.Context, dir string) error {
 	if err := c.Copy(ctx, dir); err != nil {
 		return err
 	}
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return err
-	}
 	if err := c.CopyModules(ctx, dir, ".", "tools/buildkitd"); err != nil {
 		return err
 	}
-	for _, kind := range lock.Kinds() {
-		at := "file://" + filepath.Join(abs, string(kind))
-		if kind == lock.KindGo {
-			at += ",file://" + filepath.Join(abs, filepath.FromSlash(upstream.Modules))
-		}
-		fmt.Printf("export %s=%s\n", kind.Variable(), at)
+	variables, err := upstream.Variables(dir)
+	for _, v := range variables {
+		fmt.Printf("export %s\n", v)
 	}
-	return nil
+	return err
 }
 
 func printChanges(changes []lock.Change) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/fuzz"
 	"github.com/loomcycle/loomcycle-images/internal/host"
+	"github.com/loomcycle/loomcycle-images/internal/lint"
 )
 
 // Test passes the project's tests, with real engines, daemons and registries.
@@ -28,17 +29,10 @@ func Fuzz(ctx context.Context) error {
 	return fuzz.Run(ctx, ".", cmp.Or(os.Getenv("FUZZ_TIME"), "30s"), os.Stdout)
 }
 
-// Lint runs go vet, staticcheck and actionlint.
+// Lint runs gofmt, go vet and staticcheck on every module, and actionlint.
 func Lint(ctx context.Context) error {
-	for _, args := range [][]string{
-		{"vet", "./..."},
-		{"vet", "-tags=mage", "./magefiles"},
-		{"tool", "-modfile=tools/lint/go.mod", "staticcheck", "./..."},
-		{"tool", "-modfile=tools/lint/go.mod", "staticcheck", "-tags=mage", "./magefiles"},
-	} {
-		if err := goCommand(ctx, args...); err != nil {
-			return err
-		}
+	if err := lint.Go(ctx, ".", os.Stderr); err != nil {
+		return err
 	}
 	workflows, err := filepath.Glob(".github/workflows/*.yml")
 	if err != nil || len(workflows) == 0 {

@@ -36,8 +36,12 @@ func (Unpack) Diff(ctx context.Context, arch string) error {
 	if err := host.Emulate(ctx, os.Stderr, arch); err != nil {
 		return err
 	}
+	groups, err := differential.Groups(".")
+	if err != nil {
+		return err
+	}
 	job := &differential.Job{
-		Lock: l, Arch: arch, Groups: []string{"base", "shell", "python", "cc", "rust", "engine"},
+		Lock: l, Arch: arch, Groups: groups,
 		Debs: filepath.Join(cache, "debs"), Work: filepath.Join(cache, "differential", arch), Log: os.Stderr,
 	}
 	if err := job.Fetch(ctx, mirror.FromMachine(ctx, os.Getenv)); err != nil {

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -30,6 +31,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/kustomize/kyaml/openapi"
+	kyaml "sigs.k8s.io/kustomize/kyaml/yaml"
 	k8syaml "sigs.k8s.io/yaml"
 
 	"github.com/loomcycle/loomcycle-images/bundles"
@@ -380,8 +383,17 @@ func TestCompose(t *testing.T) {
 			if v := r.Environment["LOOMCYCLE_AUTH_TOKEN"]; v == nil || *v != env["SANDBOX_RUN_STATUS_TOKEN"] {
 				t.Error("the sidecar asks the runtime with another token than the runtime knows")
 			}
-			if !r.ReadOnly || !slices.Contains(r.CapDrop, "ALL") {
+			if !r.ReadOnly || !slices.Contains(r.CapDrop, "ALL") || len(r.CapAdd) > 0 || !slices.Equal(r.SecurityOpt, []string{"no-new-privileges:true"}) {
 				t.Error("the runtime is not hardened")
+			}
+			// It can only ask: nothing of the host is its own.
+			if r.Privileged || r.User != "" || len(r.Devices) > 0 || len(r.GroupAdd) > 0 || len(r.VolumesFrom) > 0 || r.Pid != "" || r.Ipc != "" || r.NetworkMode != "" || r.UserNSMode != "" {
+				t.Errorf("the runtime has of the host what it does not need: %+v", r)
+			}
+			for _, v := range r.Volumes {
+				if v.Type != types.VolumeTypeVolume || p.Volumes[v.Source].Driver != "" || len(p.Volumes[v.Source].DriverOpts) > 0 || strings.Contains(v.Source+v.Target, "docker.sock") {
+					t.Errorf("the runtime mounts more than volumes: %+v", v)
+				}
 			}
 			if s.HealthCheck == nil || !slices.Equal(s.HealthCheck.Test, []string{"CMD", img.Config.Entrypoint[0], "healthcheck"}) {
 				t.Errorf("health check %+v", s.HealthCheck)
@@ -465,8 +477,79 @@ func TestImageEnvironments(t *testing.T) {
 	}
 }
 
+// required are fields that the API's validation asks for and its schema does not say,
+// as other objects have them in other ways.
+var required = map[string][][]string{
+	"":            {{"metadata", "name"}},
+	"StatefulSet": {{"spec", "template", "spec", "containers", "*", "image"}, {"spec", "volumeClaimTemplates", "*", "metadata", "name"}, {"spec", "volumeClaimTemplates", "*", "spec", "accessModes", "0"}, {"spec", "volumeClaimTemplates", "*", "spec", "resources", "requests", "storage"}},
+	"Service":     {{"spec", "ports", "*", "port"}},
+}
+
+// lacking lists the fields that the API requires, by its published schema and by required,
+// and an object does not have.
+func lacking(t *testing.T, object map[string]any) []string {
+	t.Helper()
+	api, _ := object["apiVersion"].(string)
+	kind, _ := object["kind"].(string)
+	schema := openapi.SchemaForResourceType(kyaml.TypeMeta{APIVersion: api, Kind: kind})
+	if schema == nil {
+		t.Fatalf("the API has no %s of %s", kind, api)
+	}
+	out := bySchema(schema, kind, object)
+	for _, fields := range slices.Concat(required[""], required[kind]) {
+		out = append(out, byPath(kind, object, fields)...)
+	}
+	return out
+}
+
+func bySchema(schema *openapi.ResourceSchema, at string, v any) (out []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, name := range schema.Schema.Required {
+			if v[name] == nil {
+				out = append(out, at+"."+name)
+			}
+		}
+		for name, child := range v {
+			if field := schema.Field(name); field != nil {
+				out = append(out, bySchema(field, at+"."+name, child)...)
+			}
+		}
+	case []any:
+		for i, child := range v {
+			if element := schema.Elements(); element != nil {
+				out = append(out, bySchema(element, fmt.Sprintf("%s.%d", at, i), child)...)
+			}
+		}
+	}
+	return out
+}
+
+func byPath(at string, v any, fields []string) (out []string) {
+	if len(fields) == 0 {
+		if v == nil || v == "" {
+			return []string{at}
+		}
+		return nil
+	}
+	switch x := v.(type) {
+	case map[string]any:
+		return byPath(at+"."+fields[0], x[fields[0]], fields[1:])
+	case []any:
+		for i, child := range x {
+			if n := strconv.Itoa(i); fields[0] == "*" || fields[0] == n {
+				out = append(out, byPath(at+"."+n, child, fields[1:])...)
+			}
+		}
+		if len(x) > 0 {
+			return out
+		}
+	}
+	return []string{at + "." + strings.Join(fields, ".")}
+}
+
 // The example overlay renders, every object is one that the API's types know
-// to the last field, and what they refer to is there.
+// to the last field and has those that the API requires, and what they refer to is there.
 func TestKustomize(t *testing.T) {
 	rendered, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(kube, "example"))
 	if err != nil {
@@ -488,6 +571,13 @@ func TestKustomize(t *testing.T) {
 		}
 		if err := k8syaml.UnmarshalStrict(text, into[r.GetKind()]); err != nil {
 			t.Errorf("%s %s: %v", r.GetKind(), r.GetName(), err)
+		}
+		object, err := r.Map()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fields := lacking(t, object); len(fields) > 0 {
+			t.Errorf("%s %s lacks %v", r.GetKind(), r.GetName(), fields)
 		}
 		delete(into, r.GetKind())
 	}
@@ -551,6 +641,48 @@ func TestKustomize(t *testing.T) {
 	}
 	if namespace.Labels["pod-security.kubernetes.io/enforce"] != "privileged" || set.Namespace != namespace.Name {
 		t.Errorf("the namespace %s does not admit the pod of %s", namespace.Name, set.Namespace)
+	}
+}
+
+// Each field that a cluster would refuse an object without is missed.
+func TestLacking(t *testing.T) {
+	rendered, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(kube, "example"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, without := range []string{
+		"StatefulSet.metadata.name", "StatefulSet.spec.selector", "StatefulSet.spec.template", "StatefulSet.spec.serviceName", "StatefulSet.spec.template.spec.containers", "StatefulSet.spec.template.spec.containers.0.name",
+		"StatefulSet.spec.template.spec.containers.0.image", "StatefulSet.spec.template.spec.containers.0.env.0.name", "StatefulSet.spec.template.spec.containers.0.ports.0.containerPort", "StatefulSet.spec.template.spec.containers.0.volumeMounts.1.mountPath",
+		"StatefulSet.spec.template.spec.containers.0.readinessProbe.httpGet.port", "StatefulSet.spec.volumeClaimTemplates.1.spec.accessModes", "StatefulSet.spec.volumeClaimTemplates.0.spec.resources.requests.storage", "StatefulSet.spec.volumeClaimTemplates.0.metadata.name",
+		"Service.metadata.name", "Service.spec.ports.0.port", "NetworkPolicy.spec.podSelector", "ConfigMap.metadata.name", "Namespace.metadata.name",
+	} {
+		fields := strings.Split(without, ".")
+		for _, r := range rendered.Resources() {
+			if r.GetKind() != fields[0] {
+				continue
+			}
+			object, err := r.Map()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var at any = object
+			for _, name := range fields[1 : len(fields)-1] {
+				if list, ok := at.([]any); ok {
+					i, _ := strconv.Atoi(name)
+					at = list[i]
+				} else {
+					at = at.(map[string]any)[name]
+				}
+			}
+			last := fields[len(fields)-1]
+			if _, ok := at.(map[string]any)[last]; !ok {
+				t.Errorf("there is no %s", without)
+			}
+			delete(at.(map[string]any), last)
+			if got := lacking(t, object); !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, without) }) {
+				t.Errorf("without %s it misses %v", without, got)
+			}
+		}
 	}
 }
 

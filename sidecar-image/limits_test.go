@@ -23,7 +23,10 @@ import (
 // docs/SANDBOX.md tells them.
 var limits = []struct{ constant, unit, text string }{
 	{"agent/guest.maxExecs", "", "commands that run at once in one session; another is refused"},
-	{"agent/guest.maxArg", "bytes", "a command, or one variable of its environment, with a NUL at its end (Linux's limit); what is longer goes into a file"},
+	{"agent/wire.MaxArgument", "bytes", "a command, or one variable of its environment with its name (Linux's limit); what is longer goes into a file"},
+	{"tools.maxEnv", "", "variables of one command's environment"},
+	{"tools.maxEnvBytes", "bytes", "all of them, with their names"},
+	{"tools.maxPath", "bytes", "a path (Linux's limit)"},
 	{"agent/guest.maxLingerings", "", "pipes of a session's ended commands that background processes still hold and that are emptied; who writes to a further one meets a closed pipe"},
 	{"agent/guest.termGrace", "", "between SIGTERM and SIGKILL for a session's processes when the engine stops its container"},
 	{"agent/host.fileTimeout", "", "time of one `sandbox_read` or `sandbox_write`"},
@@ -36,6 +39,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"session.maxEpitaphs", "", "closed sessions whose callers are still told why"},
 	{"session.epitaphTTL", "", "for how long"},
 	{"session.reconcileEvery", "", "until a session is noticed whose container is gone and that nobody uses"},
+	{"session.reconcileAtLeast", "", "the same where the engine takes long to list its containers: a hundredth of the time is spent on it"},
 	{"session.asked", "", "runs that the runtime is asked about at once"},
 	{"session.forgotten", "", "404 answers in a row after which a run counts as ended"},
 
@@ -43,15 +47,16 @@ var limits = []struct{ constant, unit, text string }{
 	{"server.headerTimeout", "", "time for them to arrive"},
 	{"server.transferTimeout", "", "time for a request's body to arrive, for a piece of an answer to be taken, and to wait for room as below"},
 	{"server.idleTimeout", "", "an HTTP connection without a request"},
+	{"server.maxBatch", "", "messages of one batch"},
 	{"server.maxSafeInteger", "", "largest number as a request's id"},
 	{"tools.LiftMin", "bytes", "a string as a request's id or progress token, with its quotes"},
 	{"server.smallBody", "bytes", "a request body counts as small up to it"},
-	{"server.smallInFlight", "bytes", "small request bodies held at once; of this and the next ones half for one principal"},
-	{"server.largeInFlight", "bytes", "the other ones; twice the largest body, if that is more"},
+	{"server.smallInFlight", "bytes", "small request bodies held at once; of this and the next ones half for one tenant with a signed identity, a quarter for each of its principals, and half for any other principal"},
+	{"server.largeInFlight", "bytes", "the other ones; four times the largest body, if that is more"},
 	{"server.smallAnswer", "bytes", "an answer counts as small up to it"},
 	{"server.smallAnswers", "bytes", "small answers held at once, and as much again of what commands write"},
-	{"server.largeAnswers", "bytes", "the other ones; twice the largest answer, if that is more"},
-	{"server.largeOutputs", "bytes", "`max_output_bytes` of the other commands that run, together; twice the largest answer, if that is more"},
+	{"server.largeAnswers", "bytes", "the other ones; four times the largest answer, if that is more"},
+	{"server.largeOutputs", "bytes", "`max_output_bytes` of the other commands that run, together; four times the largest answer, if that is more"},
 
 	{"identity.maxToken", "bytes", "a signed identity"},
 	{"identity.maxTag", "bytes", "a tenant, a principal, a run"},
@@ -69,6 +74,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"workspace.MinEntry", "bytes", "what a file, directory or link counts at least"},
 	{"session.guardEvery", "", "between two measurements while a command runs"},
 	{"session.patrolEvery", "", "between two while none does"},
+	{"session.patrolAtLeast", "", "the same while the file system of the workspaces does not fill by a sixteenth of the quota"},
 
 	{"service.engineTimeout", "", "time for the engine to answer at boot"},
 	{"service.trialTimeout", "", "time for the trial session at boot"},
@@ -77,10 +83,10 @@ var limits = []struct{ constant, unit, text string }{
 
 // inner are those that neither clients nor operators meet.
 var inner = strings.Fields(`
-	agent/guest.helloTimeout agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
+	agent/guest.helloTimeout agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
 	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.flushTimeout
 	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.patrolsAtOnce
-	tools.progressMax
+	tools.progressMax tools.shownMax
 `)
 
 // aLimit matches the names of constants that have to be in one of the two.

@@ -150,9 +150,12 @@ func load(ctx context.Context, o Options) (*builder, error) {
 			b.Images = append(b.Images, img.Name)
 		}
 	}
-	for _, name := range b.Images {
+	for i, name := range b.Images {
 		if _, err := b.family.Image(name); err != nil {
 			return nil, err
+		}
+		if slices.Contains(b.Images[:i], name) {
+			return nil, fmt.Errorf("image %q is asked for twice", name)
 		}
 	}
 	if b.groups, err = lock.LoadGroups(filepath.Join(b.Root, "images", "groups.yaml")); err != nil {

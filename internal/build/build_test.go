@@ -4,17 +4,20 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +25,9 @@ import (
 	"testing"
 	"time"
 
+	digest "github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tonistiigi/fsutil"
 	"golang.org/x/mod/sumdb/dirhash"
 
 	"github.com/loomcycle/loomcycle-images/images"
@@ -32,6 +38,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
+	"github.com/loomcycle/loomcycle-images/internal/upstream"
 )
 
 const repo = "../.."
@@ -374,6 +381,7 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 		}
 		want = r
 	}
+	annotated(t, again.Dist, &want.Images[0])
 
 	hosts := map[string]string{"BUILDKIT_HOST_AMD64": one.ForPlatform("linux/amd64").Address, "BUILDKIT_HOST_ARM64": two.ForPlatform("linux/arm64").Address}
 	split, err := buildkit.Connect(t.Context(), buildkit.Options{Getenv: getenv(hosts), Log: t.Output(), CacheDir: t.TempDir(), Root: repo})
@@ -393,6 +401,35 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 	} {
 		if got.Images[0].IndexDigest != want.Images[0].IndexDigest {
 			t.Errorf("%s: the index is %s, not %s:\n%+v\n%+v", name, got.Images[0].IndexDigest, want.Images[0].IndexDigest, got, want)
+		}
+	}
+}
+
+// annotated demands of an index and its manifests the annotations that the
+// configurations repeat as labels.
+func annotated(t *testing.T, folder string, img *dist.Image) {
+	t.Helper()
+	read := func(d digest.Digest, into any) {
+		text, err := os.ReadFile(filepath.Join(folder, "oci", "blobs", "sha256", d.Encoded()))
+		if err == nil {
+			err = json.Unmarshal(text, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var index ocispec.Index
+	read(img.IndexDigest, &index)
+	if index.Annotations[ocispec.AnnotationTitle] != img.Name || len(index.Manifests) != len(img.Platforms) {
+		t.Errorf("the index has the annotations %q and %d manifests", index.Annotations, len(index.Manifests))
+	}
+	for _, v := range img.Platforms {
+		var m ocispec.Manifest
+		var c ocispec.Image
+		read(v.Digest, &m)
+		read(v.Config, &c)
+		if !maps.Equal(index.Annotations, c.Config.Labels) || !maps.Equal(m.Annotations, c.Config.Labels) {
+			t.Errorf("%s: annotations of the index %q, of the manifest %q, and labels %q", v.Platform, index.Annotations, m.Annotations, c.Config.Labels)
 		}
 	}
 }
@@ -528,10 +565,33 @@ func behindProxy(t *testing.T, path, version string) (address, goproxy, sum stri
 	if err != nil {
 		t.Fatal(err)
 	}
-	gomod := "module " + path + "\n\ngo 1.24\n"
+	gomod, archive, sum := packed(t, path, version)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ours := strings.HasPrefix(r.URL.Path, "/"+path+"/@v/"+version)
+		switch {
+		case r.URL.Host != "modules.example.test" && !ours: // for BuildKit and the tests' own compiling
+			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
+		case r.URL.Host != "modules.example.test" || !ours:
+			http.NotFound(w, r)
+		case strings.HasSuffix(r.URL.Path, ".info"):
+			fmt.Fprintf(w, `{"Version": %q}`, version)
+		case strings.HasSuffix(r.URL.Path, ".mod"):
+			io.WriteString(w, gomod)
+		case strings.HasSuffix(r.URL.Path, ".zip"):
+			w.Write(archive)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, s.URL + ",http://modules.example.test", sum
+}
+
+// packed is a module with the constant Word: its go.mod, archive and go.sum.
+func packed(t *testing.T, path, version string) (gomod string, archive []byte, sum string) {
+	t.Helper()
+	gomod = "module " + path + "\n\ngo 1.24\n"
 	files := map[string]string{"go.mod": gomod, "dep.go": "package dep\n\nconst Word = \"found behind a proxy\"\n"}
-	var packed bytes.Buffer
-	z := zip.NewWriter(&packed)
+	var archived bytes.Buffer
+	z := zip.NewWriter(&archived)
 	hash := func(names ...string) string {
 		h, err := dirhash.Hash1(names, func(name string) (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader(files[name[strings.LastIndex(name, "/")+1:]])), nil
@@ -555,24 +615,7 @@ func behindProxy(t *testing.T, path, version string) (address, goproxy, sum stri
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ours := strings.HasPrefix(r.URL.Path, "/"+path+"/@v/"+version)
-		switch {
-		case r.URL.Host != "modules.example.test" && !ours: // for BuildKit and the tests' own compiling
-			http.Redirect(w, r, strings.TrimSuffix(machine[0], "/x")+r.URL.Path, http.StatusFound)
-		case r.URL.Host != "modules.example.test" || !ours:
-			http.NotFound(w, r)
-		case strings.HasSuffix(r.URL.Path, ".info"):
-			fmt.Fprintf(w, `{"Version": %q}`, version)
-		case strings.HasSuffix(r.URL.Path, ".mod"):
-			io.WriteString(w, gomod)
-		case strings.HasSuffix(r.URL.Path, ".zip"):
-			w.Write(packed.Bytes())
-		}
-	}))
-	t.Cleanup(s.Close)
-	return s.URL, s.URL + ",http://modules.example.test",
-		fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", path, version, hash(names...), hash("go.mod"))
+	return gomod, archived.Bytes(), fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", path, version, hash(names...), hash("go.mod"))
 }
 
 // Another loomcycle, at a tag of its own repository: its user interface is
@@ -642,25 +685,9 @@ func main() { println(version, commit, web.Page, dep.Word) }
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := imagefs.NewStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
 	for i := range img.Platforms {
 		v := &img.Platforms[i]
-		content, err := dist.Content(o.Dist, img, v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fs, err := store.Open(t.Context(), content)
-		if err != nil {
-			t.Fatal(err)
-		}
-		binary, err := fs.ReadFile("/usr/local/bin/loomcycle")
-		if err != nil {
-			t.Fatal(err)
-		}
+		binary := runtimeOf(t, o.Dist, img, v)
 		for _, want := range []string{"made by npm: true", "found behind a proxy", "3.2.1", commit} {
 			if !bytes.Contains(binary, []byte(want)) {
 				t.Errorf("%s: the binary does not have %q", v.Platform, want)
@@ -669,6 +696,116 @@ func main() { println(version, commit, web.Page, dep.Word) }
 	}
 	if want := "git:" + dir + "#" + commit; r.Source.Loomcycle != want {
 		t.Errorf("release.json has the source %q, not %q", r.Source.Loomcycle, want)
+	}
+}
+
+// runtimeOf is the binary of the runtime in a variant.
+func runtimeOf(t *testing.T, folder string, img *dist.Image, v *dist.Variant) []byte {
+	t.Helper()
+	store, err := imagefs.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	content, err := dist.Content(folder, img, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs, err := store.Open(t.Context(), content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := fs.ReadFile("/usr/local/bin/loomcycle")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
+// A folder outside git, with a package and linker flags of the operator's choice.
+func TestRuntimeOfAFolder(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":                "module example.org/agent\n\ngo 1.24\n",
+		"cmd/loomcycle/main.go": "package main\n\nfunc main() { panic(\"the package that nobody asked for\") }\n",
+		"cmd/agent/main.go":     "package main\n\nimport \"os\"\n\nvar version, flavor = \"unset\", \"unset\"\n\nfunc main() { os.Stdout.WriteString(version + \" \" + flavor) }\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The BuildKit of ordinary builds has the toolchain.
+	o := options(t, nil, map[string]string{"LOOMCYCLE_SOURCE": "dir:" + dir, "LOOMCYCLE_PACKAGE": "./cmd/agent",
+		"LOOMCYCLE_LDFLAGS": "-X main.version=9.8.7  -X main.flavor=plain", "LOOMCYCLE_CACHE": "",
+		"DOCKER_HOST": "unix:///dev/null", "BUILDKIT_HOST": "", "BUILDKIT_HOST_AMD64": "", "BUILDKIT_HOST_ARM64": ""})
+	o.Platform = []string{"linux/" + runtime.GOARCH}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "loomcycle")
+	if err := os.WriteFile(program, runtimeOf(t, o.Dist, &r.Images[0], &r.Images[0].Platforms[0]), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil || string(out) != "9.8.7 plain" {
+		t.Errorf("the runtime prints %q: %v", out, err)
+	}
+	want := dist.Source{Repository: r.Source.Repository, Commit: r.Source.Commit, Loomcycle: "dir:" + filepath.Base(dir) + "#unknown",
+		LoomcyclePackage: "./cmd/agent", LoomcycleLDFlags: "-X main.version=9.8.7 -X main.flavor=plain"}
+	if r.Source != want {
+		t.Errorf("release.json has the source %+v, not %+v", r.Source, want)
+	}
+}
+
+// The folder of lock:fetch is enough, with the variables that it prints: for
+// packages, the toolchain, and the modules of what is compiled.
+func TestBuildWithoutNetwork(t *testing.T) {
+	packages, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lock.Load(filepath.Join(repo, "images", "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, version := t.TempDir(), "v1.0.0"
+	toolchain := l.Go[runtime.GOARCH].Source()
+	gomod, archive, sum := packed(t, "example.test/dep", version)
+	err = mirror.FromMachine(t.Context(), os.Getenv).Fetch(t.Context(), toolchain, filepath.Join(dir, string(lock.KindGo), toolchain.Path))
+	for _, kind := range []lock.Kind{lock.KindDebian, lock.KindSecurity} { // which of them has a package does not matter here
+		err = errors.Join(err, os.CopyFS(filepath.Join(dir, string(kind)), os.DirFS(packages)))
+	}
+	source, module := t.TempDir(), filepath.Join(dir, filepath.FromSlash(upstream.Modules), "example.test/dep/@v", version)
+	for name, text := range map[string]string{
+		module + ".info": `{"Version": "` + version + `"}`, module + ".mod": gomod, module + ".zip": string(archive),
+		source + "/go.mod": "module example.org/loomcycle\n\ngo 1.24\n\nrequire example.test/dep " + version + "\n", source + "/go.sum": sum,
+		source + "/cmd/loomcycle/main.go": "package main\n\nimport \"example.test/dep\"\n\nfunc main() { println(dep.Word) }\n",
+	} {
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
+	}
+	variables, verr := upstream.Variables(dir)
+	if err := errors.Join(err, verr); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range variables {
+		name, value, _ := strings.Cut(v, "=")
+		t.Setenv(name, value)
+	}
+	for _, name := range images.ProxyVariables() { // whatever asks the network finds none
+		t.Setenv(name, "http://127.0.0.1:1")
+		t.Setenv(strings.ToLower(name), "http://127.0.0.1:1")
+	}
+	t.Setenv("NO_PROXY", "")
+	t.Setenv("no_proxy", "")
+	o := options(t, daemon(t, "offline", nil), map[string]string{"LOOMCYCLE_SOURCE": "dir:" + source})
+	o.Platform = []string{"linux/" + runtime.GOARCH}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if binary := runtimeOf(t, o.Dist, &r.Images[0], &r.Images[0].Platforms[0]); !bytes.Contains(binary, []byte("found behind a proxy")) {
+		t.Error("the module is not in the runtime")
 	}
 }
 
@@ -709,12 +846,43 @@ func TestBadSources(t *testing.T) {
 			t.Errorf("%s: %v", value, err)
 		}
 	}
-	host, err := os.Executable() // a test binary: perhaps not static, and for one architecture only
-	if err != nil {
+}
+
+// A prebuilt runtime is a static program of the architecture that its name says.
+func TestBadBinaries(t *testing.T) {
+	dir := t.TempDir()
+	source := filepath.Join(dir, "main.go")
+	if err := os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if checkBinary(host, "amd64") == nil && checkBinary(host, "arm64") == nil {
-		t.Error("one binary passes for both architectures")
+	// compiled is a folder with that program under the name for an architecture.
+	compiled := func(name, arch string, args ...string) string {
+		folder := t.TempDir()
+		cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-o", filepath.Join(folder, "loomcycle-linux-"+name)}, args...), source)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return folder
+	}
+	for arch, other := range map[string]string{"amd64": "arm64", "arm64": "amd64"} {
+		script := t.TempDir()
+		if err := os.WriteFile(filepath.Join(script, "loomcycle-linux-"+arch), []byte("#!/bin/sh\nexec /opt/loomcycle \"$@\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for folder, want := range map[string]string{
+			compiled(arch, arch):                   "",
+			compiled(arch, other):                  "is for EM_" + map[string]string{"amd64": "X86_64", "arm64": "AARCH64"}[other] + ", not for " + arch,
+			compiled(arch, arch, "-buildmode=pie"): "is dynamically linked; the distroless image has no loader: build it with CGO_ENABLED=0",
+			compiled(other, arch):                  "no such file",
+			script:                                 "bad magic number",
+		} {
+			n := &node{mounts: map[string]fsutil.FS{}}
+			_, err := n.prebuilt(folder, arch)
+			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "LOOMCYCLE_SOURCE: "+folder)) {
+				t.Errorf("%s for %s: the error is %v, not with %q", folder, arch, err, want)
+			}
+		}
 	}
 }
 

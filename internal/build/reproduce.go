@@ -45,17 +45,20 @@ func Rebuild(ctx context.Context, o Options, w io.Writer) error {
 	if have.Source.Commit != state.Commit || strings.HasSuffix(state.Commit, "-dirty") {
 		return fmt.Errorf("dist is a build of %s and the checkout is at %s: commit all changes and build again", have.Source.Commit, state.Commit)
 	}
-	if len(o.Images) > 0 {
-		var images []dist.Image
-		for _, name := range o.Images {
-			img, err := have.Image(name)
-			if err != nil {
-				return err
-			}
-			images = append(images, *img)
+	if len(o.Images) == 0 {
+		for _, img := range have.Images {
+			o.Images = append(o.Images, img.Name)
 		}
-		have.Images = images
 	}
+	var images []dist.Image
+	for _, name := range o.Images {
+		img, err := have.Image(name)
+		if err != nil {
+			return err
+		}
+		images = append(images, *img)
+	}
+	have.Images = images
 	return elsewhere(ctx, o, func(o Options, sides []side) error {
 		made, err := sides[1].build(ctx, o)
 		if err != nil {

@@ -152,7 +152,7 @@ func (d *Daemon) plan(ctx context.Context) (plan, error) {
 	for _, v := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
 		fmt.Fprintln(key, d.opts.Getenv(v), d.opts.Getenv(strings.ToLower(v)))
 	}
-	// Both are read once, at the first https request.
+	// Read once, at the first https request. A folder's contents are not looked at.
 	file := d.opts.Getenv("SSL_CERT_FILE")
 	authorities, _ := os.ReadFile(file)
 	fmt.Fprintf(key, "%s\n%x\n%s\n", file, sha256.Sum256(authorities), d.opts.Getenv("SSL_CERT_DIR"))
@@ -527,8 +527,8 @@ func (d *Daemon) need(ctx context.Context) error {
 	programs, ids := lacking()
 	err := host.Need(ctx, d.opts.Log, append(programs, d.opts.Programs...)...)
 	switch {
-	case err == nil && ids == nil:
-		return nil
+	case ids == nil && (err == nil || len(programs) == 0):
+		return err
 	case err == nil:
 		err = ids
 	case ids != nil:

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/docker/cli/cli/connhelper/commandconn"
-	docker "github.com/docker/docker/client"
 	"github.com/moby/buildkit/client"
 	_ "github.com/moby/buildkit/client/connhelper/dockercontainer" // docker-container://
 	_ "github.com/moby/buildkit/client/connhelper/kubepod"         // kube-pod://
@@ -20,6 +19,7 @@ import (
 	_ "github.com/moby/buildkit/client/connhelper/podmancontainer" // podman-container://
 	_ "github.com/moby/buildkit/client/connhelper/ssh"             // ssh://
 	"github.com/moby/buildkit/client/llb"
+	docker "github.com/moby/moby/client"
 )
 
 // dialRemote connects to the address that a variable names. What the user asked
@@ -116,7 +116,7 @@ func dialDocker(ctx context.Context, opts Options) *Node {
 		opts.notice("passing over the docker engine at %s: %v", host, err)
 		return nil
 	}
-	if v, err := engine.ServerVersion(ctx); err == nil && n.Version == "" { // older engines don't say which BuildKit they have
+	if v, err := engine.ServerVersion(ctx, docker.ServerVersionOptions{}); err == nil && n.Version == "" { // older engines don't say which BuildKit they have
 		n.Version = "of docker " + v.Version
 	}
 	return n
@@ -141,13 +141,13 @@ func tried(ctx context.Context, source, address string, copts ...client.ClientOp
 
 // engineAt is a client of the docker engine, nil when none answers.
 func engineAt(ctx context.Context, host string) *docker.Client {
-	engine, err := docker.NewClientWithOpts(docker.FromEnv, docker.WithHost(host), docker.WithAPIVersionNegotiation())
+	engine, err := docker.New(docker.FromEnv, docker.WithHost(host))
 	if err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if _, err := engine.Ping(ctx); err != nil {
+	if _, err := engine.Ping(ctx, docker.PingOptions{NegotiateAPIVersion: true}); err != nil {
 		engine.Close()
 		return nil
 	}

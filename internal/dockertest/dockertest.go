@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	docker "github.com/docker/docker/client"
+	docker "github.com/moby/moby/client"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
@@ -164,11 +164,11 @@ func Buildx(t testing.TB) {
 }
 
 func answers(ctx context.Context, host string) bool {
-	c, err := docker.NewClientWithOpts(docker.WithHost(host))
+	c, err := docker.New(docker.WithHost(host))
 	if err != nil {
 		return false
 	}
 	defer c.Close()
-	_, err = c.Ping(ctx)
+	_, err = c.Ping(ctx, docker.PingOptions{})
 	return err == nil
 }

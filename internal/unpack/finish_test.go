@@ -24,11 +24,13 @@ import (
 
 // image is the merged rootfs and the records that a test finishes.
 type image struct {
-	files   map[string]string // a trailing slash makes a folder, "-> x" a link
+	files   map[string]string // "-> x" makes a link; a package has a licence but where its file is absent
 	records []record
 	table   map[string]script
 	plan    plan.Finish
 }
+
+const absent = "absent"
 
 func rec(name string, scripts bool) record {
 	return record{Name: name, Arch: "amd64", Scripts: scripts, Control: "Package: " + name + "\nVersion: 1\nArchitecture: amd64\nDescription: d\n"}
@@ -41,9 +43,14 @@ func (im image) finish(t *testing.T) ([]string, error) {
 	}
 	root, meta, out := t.TempDir(), t.TempDir(), t.TempDir()
 	for _, r := range im.records {
-		im.files["usr/share/doc/"+r.Name+"/copyright"] = "MIT"
+		if p := "usr/share/doc/" + r.Name + "/copyright"; im.files[p] == "" {
+			im.files[p] = "MIT"
+		}
 	}
 	for p, content := range im.files {
+		if content == absent {
+			continue
+		}
 		p = filepath.Join(root, p)
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
@@ -230,14 +237,38 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 	}
 }
 
+// What no single group sees: a file of two packages, a diversion of another
+// group's file, a package without a licence.
 func TestCheck(t *testing.T) {
-	a, b := rec("a", false), rec("b", false)
-	a.List, b.List = []string{"/etc", "/etc/x"}, []string{"/etc/x"}
-	if _, err := (image{files: map[string]string{"etc/x": ""}, records: []record{a, b}}).finish(t); err == nil || !strings.Contains(err.Error(), "packages a and b both have the file /etc/x") {
-		t.Errorf("the error is %v", err)
+	with := func(name string, list ...string) record {
+		r := rec(name, name == "diverter")
+		r.List = list
+		return r
 	}
-	if _, err := (image{files: map[string]string{"usr/share/doc/c": "-> d"}, records: []record{}}).finish(t); err != nil {
-		t.Error(err)
+	diverter := map[string]script{"diverter": {Divert: map[string]map[string]string{"any": {"/bin/x": "/bin/x.real"}, "arm64": {"/bin/y": "/bin/y.real"}}}}
+	for name, tc := range map[string]struct {
+		image
+		want string
+	}{
+		"two owners": {image{files: map[string]string{"etc/x": ""}, records: []record{with("a", "/etc", "/etc/x"), with("b", "/etc/x")}},
+			"packages a and b both have the file /etc/x"},
+		"two owners through the merge": {image{files: map[string]string{"usr/bin/x": ""}, records: []record{with("a", "/bin/x"), with("b", "/usr/bin/x")}},
+			"packages a and b both have the file /usr/bin/x"},
+		"diverted across groups": {image{files: map[string]string{"usr/bin/x": ""}, records: []record{with("a", "/bin/x"), with("diverter")}, table: diverter},
+			"package diverter diverts /bin/x of package a in another group: put both into one group"},
+		"diverted on another architecture": {image{files: map[string]string{"usr/bin/y": ""}, records: []record{with("a", "/bin/y"), with("diverter")}, table: diverter}, ""},
+		"diverted in its group":            {image{files: map[string]string{"usr/bin/x.real": "", "usr/bin/x": ""}, records: []record{with("a", "/bin/x.real"), with("diverter", "/bin/x")}, table: diverter}, ""},
+		"no licence": {image{files: map[string]string{"usr/share/doc/a/copyright": absent}, records: []record{with("a")}},
+			"package a: its licence /usr/share/doc/a/copyright is missing or a dangling link"},
+		"a dangling licence": {image{files: map[string]string{"usr/share/doc/a/copyright": "-> ../b/copyright"}, records: []record{with("a")}},
+			"package a: its licence /usr/share/doc/a/copyright is missing or a dangling link"},
+		"a dangling folder": {image{files: map[string]string{"usr/share/doc/a/copyright": absent, "usr/share/doc/a": "-> b"}, records: []record{with("a")}}, "package a: its licence"},
+		"another's licence": {image{files: map[string]string{"usr/share/doc/a/copyright": absent, "usr/share/doc/a": "-> b"}, records: []record{with("a"), with("b")}}, ""},
+		"a link to nothing": {image{files: map[string]string{"usr/share/doc/c": "-> d"}, records: []record{}}, ""},
+	} {
+		if _, err := tc.finish(t); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: the error is %v, not %q", name, err, tc.want)
+		}
 	}
 }
 

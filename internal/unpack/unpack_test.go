@@ -253,6 +253,30 @@ func TestGroup(t *testing.T) {
 	want(t, []string{string(b)}, `"Path":"/etc/tools.conf","MD5":"0cc175b9c0f1b6a831c399e269772661"`)
 }
 
+// Another package's file goes where its diversion says, the diverting package's
+// own does not, and a folder never does.
+func TestDiverted(t *testing.T) {
+	const loader = "lib64/ld-linux-x86-64.so.2" // as libc6 diverts it in scripts.yaml
+	own := pkg{name: "libc6", data: []member{folder("./lib64/"), file("./"+loader, "libc6's")}}.licensed()
+	for name, tc := range map[string]struct {
+		other member
+		want  []string
+	}{
+		"a file":   {file("./"+loader, "other's"), []string{"/usr/" + loader + `.usr-is-merged 100644 0:0 0 n1 "other's"`, "/usr/" + loader + ` 100644 0:0 0 n1 "libc6's"`}},
+		"a link":   {symbolic("./"+loader, "x"), []string{"/usr/" + loader + ".usr-is-merged 120777 0:0 0 -> x", "/usr/" + loader + ` 100644 0:0 0 n1 "libc6's"`}},
+		"a folder": {folder("./" + loader + "/"), nil},
+	} {
+		other := pkg{name: "other", data: []member{folder("./lib64/"), tc.other}}.licensed()
+		out, _, err := unpackAll(t, 1, plan.Dpkg, own, other)
+		if (err == nil) != (tc.want != nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			want(t, listing(t, out), append(tc.want, `other.list 100644 0:0 1700000000 n1 "/.\n/usr\n/usr/share\n/usr/share/doc\n/usr/share/doc/other\n/usr/share/doc/other/copyright\n/lib64\n/`+loader+`\n"`)...)
+		}
+	}
+}
+
 // However its members are compressed, a package unpacks to the same files.
 func TestCompressions(t *testing.T) {
 	var plain []string

@@ -131,6 +131,24 @@ func (c *Config) copyReleases(l *lock.Lock, place func(lock.Kind, string) string
 // Modules is where CopyModules leaves a module proxy in a folder.
 const Modules = "modules/cache/download"
 
+// Variables make the folder of Copy and CopyModules the mirror of everything, as
+// NAME=value.
+func Variables(dir string) ([]string, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, kind := range lock.Kinds() {
+		at := "file://" + filepath.Join(abs, string(kind))
+		if kind == lock.KindGo {
+			at += ",file://" + filepath.Join(abs, filepath.FromSlash(Modules))
+		}
+		out = append(out, kind.Variable()+"="+at)
+	}
+	return out, nil
+}
+
 // CopyModules adds to a folder the Go modules that building the module in root
 // and those in tools (folders below it) asks for, as a module proxy at Modules.
 func (c *Config) CopyModules(ctx context.Context, dir, root string, tools ...string) error {

@@ -486,7 +486,7 @@ func TestSignedIdentity(t *testing.T) {
 	if err := os.WriteFile(jwks, set, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, "runc", map[string]string{"SANDBOX_IDENTITY_JWKS": jwks})
+	s := start(t, "runc", map[string]string{"SANDBOX_IDENTITY_JWKS": jwks, "SANDBOX_MAX_SESSIONS_PER_TENANT": "2"})
 	sign := func(principal string, change jwt.MapClaims) *client {
 		claims := jwt.MapClaims{"aud": "sandbox", "exp": time.Now().Add(time.Minute).Unix(), "tenant": "acme", "principal": principal, "root_run": "r1"}
 		for k, v := range change {
@@ -513,6 +513,18 @@ func TestSignedIdentity(t *testing.T) {
 	if a := sign("p1", jwt.MapClaims{"tenant": "evil"}).exec(id, "echo mine"); !a.IsError {
 		t.Errorf("the same principal of another tenant: %+v", a)
 	}
+	sign("p2", nil).open(m{})
+	full := func() {
+		t.Helper()
+		if a := sign("p3", nil).call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_MAX_SESSIONS_PER_TENANT is 2") {
+			t.Errorf("a third principal of a tenant that has its sessions: %+v", a)
+		}
+	}
+	full()
+	sign("p3", jwt.MapClaims{"tenant": "other"}).open(m{})
+	s.kill()
+	s.run()
+	full()
 	if a := sign("p1", jwt.MapClaims{"exp": time.Now().Add(-time.Hour).Unix()}).call("sandbox_list", m{}); a.Status != 401 {
 		t.Errorf("an expired identity: %+v", a)
 	}

@@ -97,6 +97,53 @@ func script(t *testing.T, within time.Duration, text string, env ...string) stri
 	return out.String()
 }
 
+var (
+	quoted  = regexp.MustCompile(`(?s)'[^']*'|"(?:\\.|[^"\\])*"`)
+	started = regexp.MustCompile(`(?m)(?:^|[|;&({])[ \t]*([a-z][a-z0-9_.-]*)(?:[ \t)]|$)`)
+	keyword = regexp.MustCompile(`\b(?:do|done|until|while|if|then|fi)\b`)
+	defined = regexp.MustCompile(`(?m)^([a-z]+)\(\)`)
+	// essential are programs that every Debian has, and what is of the shell.
+	essential = strings.Fields("awk sleep export")
+)
+
+// programs are those that shell commands start, as far as the README's go.
+func programs(commands string) []string {
+	commands = keyword.ReplaceAllString(quoted.ReplaceAllString(strings.ReplaceAll(commands, "\\\n", " "), "Q"), ";")
+	own := slices.Clone(essential)
+	for _, m := range defined.FindAllStringSubmatch(commands, -1) {
+		own = append(own, m[1])
+	}
+	var out []string
+	for _, m := range started.FindAllStringSubmatch(commands, -1) {
+		if !slices.Contains(own, m[1]) {
+			out = append(out, m[1])
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Who reads a section's first lines has what its commands start.
+func TestReadmeNamesItsPrograms(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for title, want := range map[string]string{"On this machine": "curl go jq openssl", "From the image": "curl go openssl podman"} {
+		got := programs(section(t, title))
+		if strings.Join(got, " ") != want { // else the look at them has to learn
+			t.Errorf("%s starts %v", title, got)
+		}
+		_, rest, _ := strings.Cut(string(text), "\n## "+title+"\n")
+		needs, _, _ := strings.Cut(rest, "```")
+		for _, program := range got {
+			if !strings.Contains(needs, "`"+program+"`") && !(program == "go" && strings.Contains(needs, " Go,")) {
+				t.Errorf("%s starts %s, and does not say that it needs it", title, program)
+			}
+		}
+	}
+}
+
 // inOrder checks that the loop's answers are those that the README promises.
 func inOrder(t *testing.T, out string, want ...string) {
 	t.Helper()
@@ -228,10 +275,18 @@ func TestKilledGoRun(t *testing.T) {
 				s.cmd.Env = append(s.cmd.Env, k+"="+v)
 			}
 			s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+			s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			if err := s.cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			go func() { _ = s.cmd.Wait(); close(s.ended) }() // with the last process that has its output
+			t.Cleanup(func() {
+				select {
+				case <-s.ended:
+				default: // what goes on would be waited for
+					_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
+				}
+			})
 			eventually(t, 10*time.Minute, "it is ready", func() bool {
 				resp, err := http.Get(s.URL + "/readyz")
 				if err != nil {

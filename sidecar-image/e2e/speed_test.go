@@ -158,15 +158,18 @@ func speed(t *testing.T, rt string) {
 	row("1 MiB sandbox_read", cliRead, read, 20*time.Millisecond)
 	row("sandbox_close", cliClose, shut, 100*time.Millisecond)
 
-	if rt != "runc" {
-		return
+	// gVisor's own memory, measured, is not the session's.
+	each := 16
+	if rt == "runsc" {
+		each = 48
 	}
+	most := min(200, available(t)/each)
 	eventually(t, time.Minute, "the closed sessions' containers are removed", func() bool { return len(s.containers()) == 1 })
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range (200 - 1) / 4 {
+			for range (most - 1) / 4 {
 				a, err := c.try(context.Background(), "sandbox_open", m{"mem_mb": 64, "tmpfs_mb": 16})
 				mu.Lock()
 				if id, ok := a.Structured["session_id"].(string); ok && err == nil {
@@ -177,7 +180,7 @@ func speed(t *testing.T, rt string) {
 		})
 	}
 	wg.Wait()
-	for len(mine) < 200 {
+	for len(mine) < most {
 		mine = append(mine, c.open(m{"mem_mb": 64, "tmpfs_mb": 16}))
 	}
 	many := times(200, func() { c.exec(mine[rand.IntN(len(mine))], "true") })
@@ -200,11 +203,16 @@ func speed(t *testing.T, rt string) {
 	wg.Wait()
 	slices.Sort(concurrent)
 	rss := s.rss(t)
-	fmt.Fprintf(table, "| 200 sessions: exec of true | | %.1f ms (%.1f) | at most half more |\n", ms(p50(many)), ms(p95(many)))
-	fmt.Fprintf(table, "| 200 sessions, 20 at once | | %.1f ms (%.1f), %d of 400 failed | |\n", ms(p50(concurrent)), ms(p95(concurrent)), failures)
-	fmt.Fprintf(table, "| 200 sessions: sidecar memory | | %d MiB | 60 MiB |\n", rss)
-	if rss >= 60 || failures > 0 || 2*p50(many) > 3*p50(exec) {
-		t.Errorf("with 200 sessions: %d MiB, %d failures, exec p50 %v instead of %v", rss, failures, p50(many), p50(exec))
+	// The goal is "unchanged"; half more is what measuring it again differs by.
+	limit, unchanged := "unchanged (noise: half more)", 2*p50(many) <= 3*p50(exec)
+	if rt != "runc" {
+		limit, unchanged = "no slower", p50(many) <= p50(cliExec)
+	}
+	fmt.Fprintf(table, "| %d sessions: exec of true | %.1f ms | %.1f ms (%.1f) | %s |\n", most, ms(p50(cliExec)), ms(p50(many)), ms(p95(many)), limit)
+	fmt.Fprintf(table, "| %d sessions, 20 at once | | %.1f ms (%.1f), %d of 400 failed | |\n", most, ms(p50(concurrent)), ms(p95(concurrent)), failures)
+	fmt.Fprintf(table, "| %d sessions: sidecar memory | | %d MiB | 60 MiB |\n", most, rss)
+	if rss >= 60 || failures > 0 || !unchanged {
+		t.Errorf("with %d sessions: %d MiB, %d failures, exec p50 %v; of one session it is %v", most, rss, failures, p50(many), p50(exec))
 	}
 
 	warm := start(t, rt, map[string]string{"SANDBOX_LOG_LEVEL": "warn", "SANDBOX_WARM_POOL": "6"})
@@ -212,6 +220,23 @@ func speed(t *testing.T, rt string) {
 	wc := warm.client()
 	pooled := times(5, func() { wc.open(m{}) })
 	row("sandbox_open, warm pool", cliOpen, pooled, 25*time.Millisecond)
+}
+
+// available is the memory that the machine has to give, in MiB.
+func available(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			kb, _ := strconv.Atoi(strings.Fields(v)[0])
+			return kb >> 10
+		}
+	}
+	t.Fatal("/proc/meminfo tells no MemAvailable")
+	return 0
 }
 
 // raw posts a request and returns the answer's body as it is.

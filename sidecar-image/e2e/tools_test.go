@@ -49,6 +49,9 @@ func TestTextForms(t *testing.T) {
 				{"sandbox_exec", m{"command": "printf x; exit 7"}, "x\n[exit: 7]", true, m{"exit_code": 7.0, "stdout": "x", "stderr": "", "signal": nil}},
 				{"sandbox_exec", m{"command": "kill -9 $$"}, "[exit: 137]", true, m{"exit_code": 137.0, "signal": "SIGKILL", "timed_out": false, "oom": false}},
 				{"sandbox_exec", m{"command": "echo a; sleep 60", "timeout_seconds": 5}, "a\n[timed out after 5s]", true, m{"stdout": "a\n", "timed_out": true, "truncated": false, "oom": false}},
+				// A process that its shell did not live to wait for: tail holds what it cannot write.
+				{"sandbox_exec", m{"command": "head -c 100M /dev/zero | tail -c 100M | sleep 60", "timeout_seconds": 8}, "[timed out after 8s]", true, m{"timed_out": true, "oom": false}},
+				{"sandbox_exec", m{"command": "head -c 100M /dev/zero | tail -c 100M | tail -c 1 | wc -c"}, "1\n", false, m{"exit_code": 0.0}},
 				{"sandbox_exec", m{"command": "cat; echo $A", "stdin": "in\n", "env": m{"A": "b c"}}, "in\nb c\n", false, nil},
 				{"sandbox_exec", m{"command": "printf 0123456789abcdef", "max_output_bytes": 8}, "0123\n[... 8 bytes left out ...]\ncdef\n[output truncated: 8 of 16 bytes left out of the middle]", false, m{"exit_code": 0.0, "truncated": true, "dropped_bytes": 8.0, "timed_out": false, "stdout": "0123\n[... 8 bytes left out ...]\ncdef", "stderr": ""}},
 				{"sandbox_exec", m{"command": "printf ab; printf 0123456789abcdef >&2", "max_output_bytes": 8}, "ab01\n[... 10 bytes left out ...]\ncdef\n[output truncated: 10 of 18 bytes left out of the middle]", false, m{"truncated": true, "dropped_bytes": 10.0, "stdout": "ab", "stderr": "01\n[... 10 bytes left out ...]\ncdef"}},
@@ -62,7 +65,7 @@ func TestTextForms(t *testing.T) {
 				{"sandbox_write", m{"path": "newdir/", "content": "a"}, `path: "newdir/" names a directory; it has to name a file`, true, nil},
 				{"sandbox_write", m{"path": "a//b/../c", "content": "a"}, "wrote 1 bytes to /work/a/c", false, nil},
 				{"sandbox_read", m{"path": "/work/a/./b/../c"}, "a", false, nil},
-				{"sandbox_exec", m{"command": "ls -d newdir a/b"}, "ls: cannot access 'newdir': No such file or directory\nls: cannot access 'a/b': No such file or directory\n[exit: 2]", true, nil},
+				{"sandbox_exec", m{"command": "[ -e newdir ] || [ -e a/b ] || echo neither"}, "neither\n", false, nil},
 				{"sandbox_exec", m{"command": "echo ok", "timeout_seconds": json.Number("1e400")}, "ok\n[note: timeout_seconds 1e400 was cut to 1800, the operator's limit]", false, nil},
 				{"sandbox_exec", m{"command": 7}, "command: has to be a string, not a number", true, nil},
 				{"sandbox_write", m{"path": "d", "content": "a"}, "path: d: d is a directory", true, nil},
@@ -109,8 +112,15 @@ func TestTextForms(t *testing.T) {
 					if most := time.Since(began).Milliseconds(); took < 0 || took > float64(most) || tc.structured["timed_out"] == true && took < 5000 {
 						t.Errorf("%v took %v of %d ms", tc.args, took, most)
 					}
-					if peak, _ := got.Structured["peak_memory_bytes"].(float64); peak < 100<<10 || peak > 512<<20 {
-						t.Errorf("%v took %v bytes of memory", tc.args, peak)
+					least, most := 1<<20, 16<<20 // the agent's own counts
+					if rt == "runsc" {
+						most = 64 << 20
+					}
+					if strings.Contains(tc.args["command"].(string), "100M") {
+						least, most = 100<<20, 200<<20
+					}
+					if peak, _ := got.Structured["peak_memory_bytes"].(float64); peak < float64(least) || peak > float64(most) {
+						t.Errorf("%v took %v bytes of memory; %d to %d were expected", tc.args, peak, least, most)
 					}
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -123,5 +124,31 @@ func TestRecord(t *testing.T) {
 	}
 	if want := "# T\n\nintro\n\n## linux/amd64\n\n3\n\n## linux/arm64\n\n2\n"; string(b) != want {
 		t.Errorf("%q is not %q", b, want)
+	}
+}
+
+// The groups of every image with dpkg's database are compared, and the document
+// names them.
+func TestGroups(t *testing.T) {
+	const root = "../../.."
+	groups, err := Groups(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := os.ReadFile(filepath.Join(root, "docs", "DIFFERENTIAL.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(groups) - 1
+	if want := "the groups " + strings.Join(groups[:last], ", ") + " and " + groups[last] + ","; !strings.Contains(string(document), want) {
+		t.Errorf("docs/DIFFERENTIAL.md does not say %q", want)
+	}
+	for _, name := range []string{"base", "rust", "engine"} {
+		if !slices.Contains(groups, name) {
+			t.Errorf("%q lacks %s", groups, name)
+		}
+	}
+	if slices.Contains(groups, "static") || slices.Contains(groups, "cross") {
+		t.Errorf("%q has groups of no image, or of distroless ones", groups)
 	}
 }

@@ -71,6 +71,7 @@ type Config struct {
 
 	Sessions     int
 	PerPrincipal int
+	PerTenant    int
 	WarmPool     int
 
 	StateDir      string
@@ -150,6 +151,7 @@ var Vars = []Var{
 
 	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once", count(func(c *Config) *int { return &c.Sessions })},
 	{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "20", "sessions of one principal open at once", count(func(c *Config) *int { return &c.PerPrincipal })},
+	{"SANDBOX_MAX_SESSIONS_PER_TENANT", "", "sessions of one tenant's principals open at once, where identities are signed; empty for SANDBOX_MAX_SESSIONS less SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, or the latter if that is more", count(func(c *Config) *int { return &c.PerTenant })},
 	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready", count(func(c *Config) *int { return &c.WarmPool })},
 
 	{"SANDBOX_STATE_DIR", "/var/lib/loomcycle-builder", "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
@@ -169,7 +171,7 @@ var Vars = []Var{
 // Load reads the configuration through getenv, which is os.Getenv outside of
 // tests. It names every variable that is wrong, not only the first.
 func Load(getenv func(string) string) (*Config, error) {
-	c := &Config{Images: map[string]string{}}
+	c := &Config{Images: map[string]string{}, PerTenant: -1}
 	var errs []error
 	for _, v := range Vars {
 		value := getenv(v.Name)
@@ -182,6 +184,9 @@ func Load(getenv func(string) string) (*Config, error) {
 		if err := v.set(c, value); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", v.Name, err))
 		}
+	}
+	if c.PerTenant < 0 {
+		c.PerTenant = max(c.Sessions-c.PerPrincipal, c.PerPrincipal)
 	}
 	return c, errors.Join(append(errs, c.check()...)...)
 }
@@ -211,8 +216,12 @@ func (c *Config) check() (errs []error) {
 			add("%s=%g is above SANDBOX_MAX_%s=%g", r.name, r.def, strings.TrimPrefix(r.name, "SANDBOX_"), r.max)
 		}
 	}
+	owner, most := "principal", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL"
+	if c.JWKS != "" {
+		owner, most = "tenant", "SANDBOX_MAX_SESSIONS_PER_TENANT"
+	}
 	if least := c.LeastProcesses(); c.NProc > 0 && c.NProc < least {
-		add("SANDBOX_ULIMIT_NPROC=%d counts over all sessions, and one principal's alone may have %d processes (SANDBOX_MAX_PIDS for each of SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, and one session of another): raise it, lower those, or leave it empty", c.NProc, least)
+		add("SANDBOX_ULIMIT_NPROC=%d counts over all sessions, and one %s's alone may have %d processes (SANDBOX_MAX_PIDS for each of %s, and one session of another): raise it, lower those, or leave it empty", c.NProc, owner, least, most)
 	}
 	if c.RunStatusURL != "" && !strings.Contains(c.RunStatusURL, "{root_run_id}") {
 		add("SANDBOX_RUN_STATUS_URL has no {root_run_id} in it")
@@ -223,11 +232,15 @@ func (c *Config) check() (errs []error) {
 // AllProcesses is how many processes and threads all sessions may have together.
 func (c *Config) AllProcesses() int64 { return c.Pids.Max * int64(max(c.Sessions, 1)) }
 
-// LeastProcesses is the lowest limit of them all under which no principal can take
-// the processes of every other: the kernel counts those of one uid, which all
-// sessions have.
+// LeastProcesses is the lowest limit of them all under which no principal, or no tenant
+// where identities are signed, can take the processes of every other: the kernel counts
+// those of one uid, which all sessions have.
 func (c *Config) LeastProcesses() int64 {
-	return c.Pids.Max * int64(max(min(c.PerPrincipal+1, c.Sessions), 1))
+	each := c.PerPrincipal
+	if c.JWKS != "" {
+		each = c.PerTenant
+	}
+	return c.Pids.Max * int64(max(min(each+1, c.Sessions), 1))
 }
 
 // MaxBody is the longest request body in bytes: the largest file in base64,

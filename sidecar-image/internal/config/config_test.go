@@ -41,7 +41,7 @@ func TestVariables(t *testing.T) {
 		{"SANDBOX_IDLE_TTL_SECONDS", "11", "IdleTTL:11s"}, {"SANDBOX_TTL_SECONDS", "12", "TTL:12s"}, {"SANDBOX_MAX_TTL_SECONDS", "13", "MaxTTL:13s"},
 		{"SANDBOX_EXEC_TIMEOUT_SECONDS", "14", "Timeout:14s"}, {"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "15", "MaxTimeout:15s"},
 		{"SANDBOX_OUTPUT_BYTES", "1001", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_OUTPUT_BYTES", "1002", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_FILE_BYTES", "1025", "MaxFile:1025"},
-		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_WARM_POOL", "23", "WarmPool:23"},
+		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_MAX_SESSIONS_PER_TENANT", "20", "PerTenant:20"}, {"SANDBOX_WARM_POOL", "23", "WarmPool:23"},
 		{"SANDBOX_STATE_DIR", "/state", "StateDir:/state"}, {"SANDBOX_INSTANCE", "me", "Instance:me"},
 		{"SANDBOX_WORKSPACE_ROOT", "/ws", "WorkspaceRoot:/ws"}, {"SANDBOX_WORKSPACE_HOST_ROOT", "/host/ws", "WorkspaceHost:/host/ws"}, {"SANDBOX_WORKSPACE_QUOTA_MB", "24", "WorkspaceMB:24"},
 		{"SANDBOX_RUN_STATUS_URL", "http://r/{root_run_id}", "RunStatusURL:http://r/{root_run_id}"}, {"SANDBOX_RUN_STATUS_TOKEN", "status", "RunStatusToken:status"}, {"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "25", "RunStatusInterval:25s"},
@@ -86,26 +86,50 @@ func TestErrors(t *testing.T) {
 // principal may fill, it has every other tenant's commands fail.
 func TestProcesses(t *testing.T) {
 	for _, c := range []struct {
-		nproc, pids, sessions, each string
-		all                         int64
-		refused                     bool
+		nproc, pids, sessions, each, tenants string // tenants for SANDBOX_MAX_SESSIONS_PER_TENANT, with signed identities
+		all                                  int64
+		refused                              bool
 	}{
-		{"", "", "", "", 4096 * 200, false},
-		{"16384", "", "", "", 4096 * 200, true},
-		{"86015", "", "", "", 4096 * 200, true},
-		{"86016", "", "", "", 4096 * 200, false},
-		{"16384", "512", "", "", 512 * 200, false},
-		{"16384", "", "", "3", 4096 * 200, false},
-		{"16384", "", "4", "", 4096 * 4, false}, // the whole sidecar's
-		{"16383", "", "4", "", 4096 * 4, true},
-		{"", "512", "0", "0", 512, false},
+		{"", "", "", "", "none", 4096 * 200, false},
+		{"16384", "", "", "", "none", 4096 * 200, true},
+		{"86015", "", "", "", "none", 4096 * 200, true},
+		{"86016", "", "", "", "none", 4096 * 200, false},
+		{"16384", "512", "", "", "none", 512 * 200, false},
+		{"16384", "", "", "3", "none", 4096 * 200, false},
+		{"16384", "", "4", "", "none", 4096 * 4, false}, // the whole sidecar's
+		{"16383", "", "4", "", "none", 4096 * 4, true},
+		{"", "512", "0", "0", "none", 512, false},
+		{"741376", "", "", "", "", 4096 * 200, false}, // 181 sessions: 200 less the 20 of one principal, and one
+		{"741375", "", "", "", "", 4096 * 200, true},
+		{"86015", "", "", "", "20", 4096 * 200, true},
+		{"86016", "", "", "", "20", 4096 * 200, false},
+		{"", "", "30", "20", "", 4096 * 30, false},
 	} {
-		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_ULIMIT_NPROC": c.nproc, "SANDBOX_MAX_PIDS": c.pids, "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each})
+		env := map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_ULIMIT_NPROC": c.nproc, "SANDBOX_MAX_PIDS": c.pids, "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each}
+		if c.tenants != "none" {
+			env["SANDBOX_MAX_SESSIONS_PER_TENANT"], env["SANDBOX_IDENTITY_JWKS"] = c.tenants, "/keys"
+		}
+		got, err := load(env)
 		if refused := err != nil && strings.Contains(err.Error(), "SANDBOX_ULIMIT_NPROC="); refused != c.refused || err != nil && !refused {
 			t.Errorf("%+v: %v", c, err)
 		}
 		if all := got.AllProcesses(); all != c.all {
 			t.Errorf("%+v: %d for all", c, all)
+		}
+	}
+}
+
+// A tenant leaves room for a principal of another, unless the operator says otherwise.
+func TestTenants(t *testing.T) {
+	for _, c := range []struct {
+		sessions, each, tenants string
+		want                    int
+	}{
+		{"", "", "", 180}, {"30", "20", "", 20}, {"10", "20", "", 20}, {"", "", "7", 7}, {"", "", "0", 0},
+	} {
+		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each, "SANDBOX_MAX_SESSIONS_PER_TENANT": c.tenants})
+		if err != nil || got.PerTenant != c.want {
+			t.Errorf("%+v: %d, %v", c, got.PerTenant, err)
 		}
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/mount"
-	"github.com/docker/docker/api/types/volume"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
 )
 
 // provideAgent decides how sessions get the agent: as a bind mount where the
@@ -56,11 +56,11 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := e.api.VolumeCreate(ctx, volume.CreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}}); err != nil {
+	if _, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}}); err != nil {
 		return e.wrap("making the session agent's volume", err)
 	}
 	cfg, host := e.carrier(imageID)
-	c, err := e.api.ContainerCreate(ctx, cfg, host, nil, nil, "")
+	c, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: cfg, HostConfig: host})
 	if err != nil {
 		return e.wrap("making the container that carries the session agent", err)
 	}
@@ -69,8 +69,8 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 		defer cancel()
 		_ = e.Remove(rctx, c.ID)
 	}()
-	st, err := e.api.ContainerStatPath(ctx, c.ID, agentDir+"/"+agentName)
-	if err == nil && st.Size == int64(len(agent)) {
+	st, err := e.api.ContainerStatPath(ctx, c.ID, client.ContainerStatPathOptions{Path: agentDir + "/" + agentName})
+	if err == nil && st.Stat.Size == int64(len(agent)) {
 		return nil
 	}
 	if err != nil && !cerrdefs.IsNotFound(err) {
@@ -87,7 +87,7 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	if err := e.api.CopyToContainer(ctx, c.ID, agentDir, &buf, container.CopyToContainerOptions{}); err != nil {
+	if _, err := e.api.CopyToContainer(ctx, c.ID, client.CopyToContainerOptions{DestinationPath: agentDir, Content: &buf}); err != nil {
 		return e.wrap(fmt.Sprintf("copying the session agent into the volume %s", e.mount.Source), err)
 	}
 	return nil

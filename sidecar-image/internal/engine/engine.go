@@ -22,13 +22,10 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/docker/docker/api/types"
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/image"
-	"github.com/docker/docker/api/types/mount"
-	"github.com/docker/docker/client"
 	"github.com/docker/go-units"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"golang.org/x/sys/unix"
 )
@@ -88,6 +85,7 @@ type Engine struct {
 	cpus   int         // of the engine's host
 	mount  mount.Mount // what brings the agent into a session
 	sweep  *sweeper    // of a podman that Open started
+	last   recent      // List's answer
 }
 
 // Spec is what differs from one session container to the next.
@@ -128,7 +126,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		}
 		e.child, host = c, "unix://"+opts.Socket
 	}
-	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTraceOptions(opts.Trace...))
+	api, err := client.New(client.WithHost(host), client.WithTraceOptions(opts.Trace...))
 	if err != nil {
 		e.Close()
 		return nil, fmt.Errorf("engine address %q: %w", host, err)
@@ -154,7 +152,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 }
 
 func (e *Engine) greet(ctx context.Context) error {
-	v, err := e.api.ServerVersion(ctx)
+	v, err := e.api.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {
 		return e.wrap("asking the engine for its version", err)
 	}
@@ -174,10 +172,11 @@ func (e *Engine) greet(ctx context.Context) error {
 // Docker-compatible API ignores the runtime of a create call (4.3), so it has
 // to be the service's own default.
 func (e *Engine) checkRuntime(ctx context.Context) error {
-	info, err := e.api.Info(ctx)
+	system, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return e.wrap("asking the engine for its runtimes", err)
 	}
+	info := system.Info
 	e.cpus = info.NCPU
 	want := e.opts.Runtime
 	if want == "" || e.child != nil {
@@ -230,7 +229,7 @@ func (e *Engine) Close() {
 
 // Ping tells whether the engine answers.
 func (e *Engine) Ping(ctx context.Context) error {
-	_, err := e.api.Ping(ctx)
+	_, err := e.api.Ping(ctx, client.PingOptions{})
 	return e.wrap("asking the engine for a sign of life", err)
 }
 
@@ -255,7 +254,7 @@ type Image struct {
 func (e *Engine) ResolveImage(ctx context.Context, ref string, pull bool) (Image, error) {
 	got, err := e.api.ImageInspect(ctx, ref)
 	if cerrdefs.IsNotFound(err) && pull {
-		r, perr := e.api.ImagePull(ctx, ref, image.PullOptions{})
+		r, perr := e.api.ImagePull(ctx, ref, client.ImagePullOptions{})
 		if perr != nil {
 			return Image{}, e.wrap("pulling "+ref, perr)
 		}
@@ -306,12 +305,12 @@ func pulled(r io.Reader) error {
 // Create makes a session container.
 func (e *Engine) Create(ctx context.Context, s Spec) (string, error) {
 	cfg, host := e.configs(s)
-	resp, err := e.api.ContainerCreate(ctx, cfg, host, nil, nil, s.Name)
+	resp, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: cfg, HostConfig: host, Name: s.Name})
 	if err != nil {
 		return "", e.kata(e.wrap("creating the session's container", err))
 	}
 	if lost := unlimited(resp.Warnings, !e.local() || swapping(procSwaps)); len(lost) > 0 {
-		return "", fmt.Errorf("the engine made the session's container without a limit that it asked for: %s: the engine's host has to have the cgroup controllers memory, cpu and pids, and either no swap or the kernel parameter swapaccount=1", strings.Join(lost, "; "))
+		return "", fmt.Errorf("the engine made the session's container without a limit that it asked for: %s: the engine's host has to have the cgroup controllers memory, cpu and pids, and swap accounting (the kernel parameter swapaccount=1, or no swap on this host)", strings.Join(lost, "; "))
 	}
 	return resp.ID, nil
 }
@@ -417,13 +416,15 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 
 // Start starts a created container.
 func (e *Engine) Start(ctx context.Context, id string) error {
-	return e.kata(e.wrap("starting the session's container", e.api.ContainerStart(ctx, id, container.StartOptions{})))
+	_, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{})
+	return e.kata(e.wrap("starting the session's container", err))
 }
 
 // Attach returns the stdio of a container that was just started.
 func (e *Engine) Attach(ctx context.Context, id string) (io.ReadWriteCloser, error) {
-	h, err := hijack(ctx, func() (types.HijackedResponse, error) {
-		return e.api.ContainerAttach(ctx, id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	h, err := hijack(ctx, func() (client.HijackedResponse, error) {
+		r, err := e.api.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+		return r.HijackedResponse, err
 	})
 	if err != nil {
 		return nil, e.wrap("attaching to the session's container", err)
@@ -433,9 +434,9 @@ func (e *Engine) Attach(ctx context.Context, id string) (io.ReadWriteCloser, err
 
 // hijack ends with ctx, which the client forgets when it takes over a connection:
 // an engine that accepts one and does not answer would be waited for without end.
-func hijack(ctx context.Context, call func() (types.HijackedResponse, error)) (types.HijackedResponse, error) {
+func hijack(ctx context.Context, call func() (client.HijackedResponse, error)) (client.HijackedResponse, error) {
 	type answer struct {
-		h   types.HijackedResponse
+		h   client.HijackedResponse
 		err error
 	}
 	c := make(chan answer)
@@ -453,14 +454,14 @@ func hijack(ctx context.Context, call func() (types.HijackedResponse, error)) (t
 	case a := <-c:
 		return a.h, a.err
 	case <-ctx.Done():
-		return types.HijackedResponse{}, ctx.Err() // the caller adds the cause
+		return client.HijackedResponse{}, ctx.Err() // the caller adds the cause
 	}
 }
 
 // Connect reaches the agent of a running container whose first stdio is lost,
 // by running the agent's connect bridge in it.
 func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, error) {
-	x, err := e.api.ContainerExecCreate(ctx, id, container.ExecOptions{
+	x, err := e.api.ExecCreate(ctx, id, client.ExecCreateOptions{
 		Cmd:         []string{agentDir + "/" + agentName, "connect"},
 		User:        fmt.Sprintf("%d:%d", SessionUser, SessionUser),
 		AttachStdin: true, AttachStdout: true, AttachStderr: true,
@@ -468,8 +469,9 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 	if err != nil {
 		return nil, e.wrap("reaching into the session's container", err)
 	}
-	h, err := hijack(ctx, func() (types.HijackedResponse, error) {
-		return e.api.ContainerExecAttach(ctx, x.ID, container.ExecAttachOptions{})
+	h, err := hijack(ctx, func() (client.HijackedResponse, error) {
+		r, err := e.api.ExecAttach(ctx, x.ID, client.ExecAttachOptions{})
+		return r.HijackedResponse, err
 	})
 	if err != nil {
 		return nil, e.wrap("reaching into the session's container", err)
@@ -479,13 +481,14 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 
 // Inspect returns a container's state; ok is false when there is none.
 func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err error) {
-	c, err := e.api.ContainerInspect(ctx, id)
+	found, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if cerrdefs.IsNotFound(err) {
 		return State{}, false, nil
 	}
 	if err != nil {
 		return State{}, false, e.wrap("looking at the session's container", err)
 	}
+	c := found.Container
 	s = State{ID: c.ID, Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
@@ -502,9 +505,8 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 	var cs []container.Summary
 	for try := 1; ; try++ {
-		var err error
-		cs, err = e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
-			filters.Arg("label", LabelManaged+"=1"), filters.Arg("label", LabelInstance+"="+instance))})
+		r, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", LabelManaged+"=1", LabelInstance+"="+instance)})
+		cs = r.Items
 		if err == nil {
 			break
 		}
@@ -534,6 +536,9 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 			out = append(out, State{ID: c.ID, Running: c.State == "running", Labels: c.Labels})
 		}
 	}
+	if instance == e.opts.Instance {
+		e.last.keep(out)
+	}
 	return out, nil
 }
 
@@ -541,10 +546,11 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 // index of podman's storage (containers/storage, containers.json): by then
 // no call of the API tells. It returns the layer itself when there is none.
 func (e *Engine) containerOfLayer(ctx context.Context, layer string) string {
-	info, err := e.api.Info(ctx)
+	system, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return layer
 	}
+	info := system.Info
 	text, err := os.ReadFile(filepath.Join(info.DockerRootDir, info.Driver+"-containers", "containers.json"))
 	if err != nil {
 		return layer
@@ -564,8 +570,8 @@ func (e *Engine) containerOfLayer(ctx context.Context, layer string) string {
 // Remove kills and removes a container; one that is gone is no error.
 func (e *Engine) Remove(ctx context.Context, id string) error {
 	// Killed first: podman would give it the ten seconds of a stop.
-	_ = e.api.ContainerKill(ctx, id, "SIGKILL")
-	err := e.api.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	_, _ = e.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
+	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	if cerrdefs.IsNotFound(err) {
 		return nil
 	}
@@ -574,7 +580,7 @@ func (e *Engine) Remove(ctx context.Context, id string) error {
 
 // Kill ends a container's processes; one that does not run is no error.
 func (e *Engine) Kill(ctx context.Context, id string) error {
-	err := e.api.ContainerKill(ctx, id, "SIGKILL")
+	_, err := e.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
 	if err == nil {
 		return nil
 	}

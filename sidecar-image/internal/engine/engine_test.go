@@ -7,6 +7,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -122,6 +125,32 @@ func TestSession(t *testing.T) {
 				}
 				if out, _ := c.sh("ps -eo args | grep -c '^sleep 300'", 5*time.Second); strings.TrimSpace(out) != "1" {
 					t.Errorf("the background process of an earlier exec is gone: %q", out)
+				}
+			})
+			// A command that is out of time has a process take the limits of a later command's,
+			// as far as the kernel lets it.
+			t.Run("a forged mark", func(t *testing.T) {
+				if rt == "runsc" {
+					t.Skip("gVisor has nobody traced by an undumpable process: the mark is one limit there")
+				}
+				c := &container{Conn: c.Conn, t: t}
+				forger := `until [ -s marks ]; do sleep 0.01; done; read rss size < marks; prlimit --pid $$ --rss=$rss:$rss; prlimit --pid $$ --fsize=$size:$size; echo $? > forged; exec sleep 6666`
+				ended := make(chan wire.Exit, 1)
+				go func() {
+					_, exit, _ := c.Exec(t.Context(), wire.Exec{Command: "touch begun; (setsid bash -c '" + forger + "' &); sleep 5555", Timeout: 3 * time.Second, MaxOutput: 100}, nil, nil)
+					ended <- exit
+				}()
+				if out, _ := c.sh("until [ -e begun ]; do sleep 0.01; done", 10*time.Second); out != "" {
+					t.Fatal(out)
+				}
+				if out, _ := c.sh("sleep 7777 & of() { prlimit --pid $$ --$1 --noheadings --output HARD; }; echo $(of rss) $(of fsize) > m; mv m marks; until [ -s forged ]; do sleep 0.01; done; cat forged marks", 10*time.Second); !strings.HasPrefix(out, "1\n") {
+					t.Errorf("the forger was not refused: %q", out)
+				}
+				if exit := <-ended; !exit.TimedOut {
+					t.Errorf("it did not time out: %+v", exit)
+				}
+				if out, _ := c.sh("ps -eo args | grep -E '^sleep [67]{4}' || true", 5*time.Second); out != "sleep 7777\n" {
+					t.Errorf("left: %q", out)
 				}
 			})
 			t.Run("files", func(t *testing.T) {
@@ -294,31 +323,71 @@ func TestForwardsSignals(t *testing.T) {
 	}
 }
 
+// cgroupLimit reads a limit that the kernel holds a container's processes to, from cgroup v2 or v1.
+func cgroupLimit(t *testing.T, p *enginetest.Podman, id string, files ...string) string {
+	t.Helper()
+	pid, err := p.Command("inspect", "--format", "{{.State.Pid}}", id).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, path, _ := strings.Cut(rest, ":")
+		for ; len(path) > 1; path = filepath.Dir(path) { // runtimes may make a group of their own below
+			for _, file := range files {
+				if b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controllers, path, file)); err == nil && string(b) != "max\n" {
+					return strings.TrimSpace(string(b))
+				}
+			}
+		}
+	}
+	return "any number of"
+}
+
 func TestForkBombAndMemoryHog(t *testing.T) {
+	const bomb, hog = "bomb() { bomb | bomb & }; bomb; sleep 100", "python3 -c 'x = bytearray(1<<30)'"
 	p := enginetest.New(t)
 	for _, rt := range runtimes {
 		t.Run(rt, func(t *testing.T) {
 			e := enginetest.Open(t, p.Options(t, rt))
 			c := open(t, e, p.Image, nil)
+			pids := "128"
+			if rt == "runsc" {
+				pids = "2048" // with gVisor's own threads
+			}
+			if got := cgroupLimit(t, p, c.id, "pids.max"); got != pids {
+				t.Errorf("it may have %s processes; %s were asked for", got, pids)
+			}
+			if got := cgroupLimit(t, p, c.id, "memory.max", "memory.limit_in_bytes"); got != strconv.Itoa(256<<20) {
+				t.Errorf("it may have %s bytes of memory", got)
+			}
 			if rt == "runsc" {
 				// gVisor's kernel is one host process. It ends as a whole when its limits
-				// are reached; all that is asked is that it does so at once.
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-				defer cancel()
-				_, _, err := c.Exec(ctx, wire.Exec{Command: "bomb() { bomb | bomb & }; bomb; sleep 100", Timeout: 2 * time.Second}, nil, nil)
-				if err != nil && !errors.Is(err, host.ErrLost) {
-					t.Error(err)
+				// are reached, and the session with it, or the command does.
+				for command, limit := range map[string]time.Duration{bomb: 2 * time.Second, hog: 30 * time.Second} {
+					c := open(t, e, p.Image, nil)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					_, exit, err := c.Exec(ctx, wire.Exec{Command: command, Timeout: limit, MaxOutput: 1000}, nil, nil)
+					cancel()
+					t.Logf("%s: %+v, %v", command, exit, err)
+					if err != nil && !errors.Is(err, host.ErrLost) || err == nil && exit.Code == 0 || command == hog && exit.TimedOut {
+						t.Errorf("%s: %+v, %v", command, exit, err)
+					}
 				}
 				return
 			}
-			_, exit := c.sh("bomb() { bomb | bomb & }; bomb; sleep 100", 2*time.Second)
+			_, exit := c.sh(bomb, 2*time.Second)
 			if !exit.TimedOut {
 				t.Errorf("exit %+v", exit)
 			}
 			if out, exit := c.sh("echo alive", 10*time.Second); out != "alive\n" {
 				t.Errorf("after the bomb: %q %+v", out, exit)
 			}
-			_, exit = c.sh("python3 -c 'x = bytearray(1<<30)'", 20*time.Second)
+			_, exit = c.sh(hog, 20*time.Second)
 			if exit.Code == 0 || !exit.OOM {
 				t.Errorf("a command above the memory limit ended with %+v", exit)
 			}

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/docker/docker/client"
+	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,7 +36,7 @@ func TestHungAttach(t *testing.T) {
 	}))
 	defer srv.Close()
 	defer close(over)
-	api, err := client.NewClientWithOpts(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithVersion("1.41"))
+	api, err := client.New(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithAPIVersion("1.41"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestRefusedContainers(t *testing.T) {
 	}))
 	defer srv.Close()
 	host := "tcp://" + srv.Listener.Addr().String()
-	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithVersion("1.41"))
+	api, err := client.New(client.WithHost(host), client.WithAPIVersion("1.41"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestRefusedContainers(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer = string(text)
-		id, err := e.Create(t.Context(), Spec{Name: "c"})
+		id, err := e.Create(t.Context(), Spec{Name: "c", Image: "i"})
 		if want := strings.Join(c.lost, "; "); want == "" && (err != nil || id != "c") || want != "" && (err == nil || !strings.Contains(err.Error(), "asked for: "+want+": ")) {
 			t.Errorf("of %q: %q, %v", c.warnings, id, err)
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/docker/docker/client"
+	"github.com/moby/moby/client"
 )
 
 // A pull's failure comes in its stream, after a status of 200.
@@ -37,7 +37,7 @@ func TestPullStream(t *testing.T) {
 				}
 			}))
 			defer srv.Close()
-			api, err := client.NewClientWithOpts(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithVersion("1.41"))
+			api, err := client.New(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithAPIVersion("1.41"))
 			if err != nil {
 				t.Fatal(err)
 			}

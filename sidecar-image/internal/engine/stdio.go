@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/docker/docker/api/types"
+	"github.com/moby/moby/client"
 )
 
 // stdio is an attached container's stdin and stdout. The engine interleaves
@@ -29,7 +29,7 @@ type stdio struct {
 
 const maxAgentLines = 100
 
-func newStdio(h types.HijackedResponse, log *slog.Logger, id string) *stdio {
+func newStdio(h client.HijackedResponse, log *slog.Logger, id string) *stdio {
 	return &stdio{conn: h.Conn, r: h.Reader, log: log, id: id}
 }
 

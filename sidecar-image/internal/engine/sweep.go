@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/moby/moby/client"
 )
 
 const (
@@ -54,14 +56,43 @@ func (s *sweeper) stop() {
 	}
 }
 
+// recent is a list of this sidecar's containers that was made not long ago. One costs
+// podman milliseconds for each container.
+type recent struct {
+	sync.Mutex
+	at  time.Time
+	all []State
+}
+
+func (r *recent) keep(all []State) {
+	r.Lock()
+	defer r.Unlock()
+	r.at, r.all = time.Now(), all
+}
+
+// fresh is how long a list is good enough to tell which containers need not be looked at
+// one by one. One that podman has forgotten since is found by the next.
+const fresh = 2 * time.Minute
+
+func (e *Engine) lately(ctx context.Context) []State {
+	e.last.Lock()
+	at, all := e.last.at, e.last.all
+	e.last.Unlock()
+	if time.Since(at) > fresh {
+		all, _ = e.List(ctx, e.opts.Instance)
+	}
+	return all
+}
+
 // sweepOnce removes the forgotten containers that were seen before, and returns
 // those that are there.
 func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string]bool {
 	found := map[string]bool{}
-	info, err := e.api.Info(ctx)
+	system, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return found
 	}
+	info := system.Info
 	runtime := e.opts.Runtime
 	if runtime == "" {
 		runtime = info.DefaultRuntime
@@ -70,7 +101,7 @@ func (e *Engine) sweepOnce(ctx context.Context, seen map[string]bool) map[string
 	if out, err := ask(ctx, runtime, "list", "--format", "json"); err != nil || json.Unmarshal(out, &all) != nil {
 		return found
 	}
-	ours, _ := e.List(ctx, e.opts.Instance) // the others are looked at one by one
+	ours := e.lately(ctx)
 	storage := filepath.Join(info.DockerRootDir, info.Driver+"-containers") + "/"
 	for _, c := range all {
 		if !strings.HasPrefix(c.Bundle, storage) || slices.ContainsFunc(ours, func(s State) bool { return s.ID == c.ID }) {

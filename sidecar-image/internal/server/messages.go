@@ -10,8 +10,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	exact "github.com/segmentio/encoding/json"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 )
 
 // maxSafeInteger is the largest whole number that every JSON parser keeps (RFC 8259
@@ -31,15 +33,38 @@ type message struct {
 	} `json:"params"`
 }
 
-// messages are those of a body: one, or a batch's.
-func messages(body []byte) (batch []message) {
-	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
-		_ = json.Unmarshal(body, &batch)
-		return batch
+// maxBatch is the most messages of a batch: each is held until the last is answered.
+const maxBatch = 100
+
+// messages are those of a body: one, or a batch's. What is no message is the SDK's to
+// refuse.
+func messages(body []byte) ([]message, error) {
+	if !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
+		if !json.Valid(body) {
+			return make([]message, 1), nil
+		}
+		return []message{parse(body)}, nil
 	}
-	batch = make([]message, 1)
-	_ = json.Unmarshal(body, &batch[0])
-	return batch
+	var batch []message
+	elements := json.NewDecoder(bytes.NewReader(body))
+	_, _ = elements.Token() // the bracket
+	for elements.More() {
+		var element json.RawMessage
+		if elements.Decode(&element) != nil {
+			break
+		}
+		if len(batch) == maxBatch {
+			return nil, fmt.Errorf("a batch may have %d messages", maxBatch)
+		}
+		batch = append(batch, parse(element))
+	}
+	return batch, nil
+}
+
+// parse matches names as the SDK does. The text is valid, and so of bounded depth.
+func parse(text []byte) (m message) {
+	_, _ = exact.Parse(text, &m, exact.DontMatchCaseInsensitiveStructFields)
+	return m
 }
 
 // names refuses what its answer could not name: a string that was lifted out of the
@@ -49,7 +74,7 @@ func names(msgs []message, r *tools.Request) error {
 		if r.StandsIn(m.ID) || r.StandsIn(m.Params.RequestID) || r.StandsIn(m.Params.Meta.ProgressToken) {
 			return fmt.Errorf("id, requestId and progressToken may have %d bytes", tools.LiftMin-2)
 		}
-		if len(m.ID) == 0 || m.ID[0] != '-' && (m.ID[0] < '0' || m.ID[0] > '9') {
+		if !isNumber(m.ID) {
 			continue // the SDK refuses what is neither a string nor a number
 		}
 		if n, err := strconv.ParseFloat(string(m.ID), 64); err != nil || n != math.Trunc(n) || math.Abs(n) > maxSafeInteger {
@@ -57,6 +82,10 @@ func names(msgs []message, r *tools.Request) error {
 		}
 	}
 	return nil
+}
+
+func isNumber(id json.RawMessage) bool {
+	return len(id) > 0 && (id[0] == '-' || '0' <= id[0] && id[0] <= '9')
 }
 
 // writeError answers with a JSON-RPC error. An id that is nil is null, as that of a
@@ -129,13 +158,18 @@ func (w *refusal) end() {
 			return
 		}
 	}
-	reason, code := "request", jsonrpc.CodeInvalidRequest
+	// The SDK's text quotes the request, whose contents are not the log's.
+	reason, code, told := "request", jsonrpc.CodeInvalidRequest, fmt.Sprintf("it is none of MCP's (status %d)", w.status)
 	switch {
 	case w.status == http.StatusForbidden:
-		reason = "host" // a name that was rebound to loopback
+		reason, told = "host", "Host or Origin is another than this server's" // a name that was rebound to loopback
 	case !json.Valid(w.body):
-		code = jsonrpc.CodeParseError
+		code, told = jsonrpc.CodeParseError, "the body is not JSON"
 	}
-	w.server.refused(w.request, reason, errors.New(text))
-	writeError(w.ResponseWriter, w.status, nil, code, text)
+	w.server.refused(w.request, reason, errors.New(told))
+	var id json.RawMessage
+	if len(w.msgs) == 1 && (isNumber(w.msgs[0].ID) || bytes.HasPrefix(w.msgs[0].ID, []byte(`"`))) {
+		id = w.msgs[0].ID
+	}
+	writeError(w.ResponseWriter, w.status, id, code, text)
 }

@@ -5,10 +5,13 @@ import (
 	"sync"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 )
 
 // room bounds the request bodies, or the answers, that are held at once, in bytes: all of it is
-// for everyone together, half of it for any one principal.
+// for everyone together, half of it for any one tenant that is attested, with a quarter for each
+// of its principals, and half for any other principal.
 type room struct {
 	size int64
 	all  *semaphore.Weighted
@@ -19,6 +22,7 @@ type room struct {
 
 type share struct {
 	*semaphore.Weighted
+	owner string
 	users int // places, and those who wait for one
 }
 
@@ -28,41 +32,59 @@ func newRoom(size int64) *room {
 
 // place is what one of them takes of a room.
 type place struct {
-	room      *room
-	principal string
-	share     *share
-	n         int64
+	room   *room
+	shares []*share // the narrowest first
+	n      int64
 }
 
-// take waits for n bytes, from 1 to half the room's size, until ctx ends.
+// take waits for n bytes, from 1 to a quarter of the room's size, until ctx ends.
 func (r *room) take(ctx context.Context, principal string, n int64) (*place, error) {
-	r.mu.Lock()
-	own := r.shares[principal]
-	if own == nil {
-		own = &share{Weighted: semaphore.NewWeighted(r.size / 2)}
-		r.shares[principal] = own
-	}
-	own.users++
-	r.mu.Unlock()
-	p := &place{r, principal, own, n}
-	// The own share first: who waits in it holds nothing of the others'.
-	if err := own.Acquire(ctx, n); err != nil {
-		r.leave(p)
-		return nil, err
-	}
-	if err := r.all.Acquire(ctx, n); err != nil {
-		own.Release(n)
-		r.leave(p)
-		return nil, err
+	p := &place{r, r.enter(principal), n}
+	// All's last: who waits in a share holds nothing of the others'.
+	in := p.semaphores()
+	for i, s := range in {
+		if err := s.Acquire(ctx, n); err != nil {
+			for _, s := range in[:i] {
+				s.Release(n)
+			}
+			r.leave(p)
+			return nil, err
+		}
 	}
 	return p, nil
+}
+
+func (p *place) semaphores() (all []*semaphore.Weighted) {
+	for _, s := range p.shares {
+		all = append(all, s.Weighted)
+	}
+	return append(all, p.room.all)
+}
+
+// enter finds the shares that a principal's place is part of.
+func (r *room) enter(principal string) (shares []*share) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	owners, part := session.Owners(principal), r.size/2
+	for i, owner := range owners {
+		s := r.shares[owner]
+		if s == nil {
+			s = &share{Weighted: semaphore.NewWeighted(part >> (len(owners) - 1 - i)), owner: owner}
+			r.shares[owner] = s
+		}
+		s.users++
+		shares = append(shares, s)
+	}
+	return shares
 }
 
 func (r *room) leave(p *place) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p.share.users--; p.share.users == 0 {
-		delete(r.shares, p.principal)
+	for _, s := range p.shares {
+		if s.users--; s.users == 0 {
+			delete(r.shares, s.owner)
+		}
 	}
 }
 
@@ -73,8 +95,9 @@ func (p *place) keep(n int64) {
 		return
 	}
 	p.n = n
-	p.room.all.Release(spare)
-	p.share.Release(spare)
+	for _, s := range p.semaphores() {
+		s.Release(spare)
+	}
 	if n == 0 {
 		p.room.leave(p)
 	}

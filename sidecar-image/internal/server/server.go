@@ -91,11 +91,16 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	// The SDK tells of every request at the level info.
 	sdk := slog.New(quiet{s.Log.Handler()})
-	srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
-		&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
-	s.Tools.Register(srv)
+	// At the first call, after the boot: what tools say of their arguments depends on
+	// the engine's host.
+	srv := sync.OnceValue(func() *mcp.Server {
+		srv := mcp.NewServer(&mcp.Implementation{Name: "loomcycle-sandbox", Title: "loomcycle sandbox", Version: s.Version},
+			&mcp.ServerOptions{Instructions: tools.Instructions, Logger: sdk, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}})
+		s.Tools.Register(srv)
+		return srv
+	})
 	handler := func(plain bool) http.Handler {
-		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{
+		return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv() }, &mcp.StreamableHTTPOptions{
 			Stateless: true, JSONResponse: plain, Logger: sdk, MaxRequestBodyBytes: s.MaxBody,
 			// A name that was rebound to loopback brings a browser here, but not a token; a proxy on this
 			// machine brings both the token and the name that its clients use.
@@ -103,9 +108,9 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
-	s.large, s.small = newRoom(max(largeInFlight, 2*s.MaxBody)), newRoom(smallInFlight)
-	s.outputs = rooms{newRoom(max(largeOutputs, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
-	s.answers = rooms{newRoom(max(largeAnswers, 2*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
+	s.large, s.small = newRoom(max(largeInFlight, 4*s.MaxBody)), newRoom(smallInFlight)
+	s.outputs = rooms{newRoom(max(largeOutputs, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
+	s.answers = rooms{newRoom(max(largeAnswers, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
 	s.calls = map[string][]chan struct{}{}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -232,8 +237,11 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
 	body = req.Lift(body)
-	msgs := messages(body)
-	if err := names(msgs, req); err != nil {
+	msgs, err := messages(body)
+	if err == nil {
+		err = names(msgs, req)
+	}
+	if err != nil {
 		s.refused(r, "request", err)
 		writeError(w, http.StatusBadRequest, nil, jsonrpc.CodeInvalidRequest, err.Error())
 		return

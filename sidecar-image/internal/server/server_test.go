@@ -216,6 +216,44 @@ func fill(t *testing.T, r *room, principal string) func() {
 	return func() { p.keep(0) }
 }
 
+// However many principals a tenant has, they get half of a room, and each of them a
+// quarter; others get theirs meanwhile.
+func TestTenantsShareOfARoom(t *testing.T) {
+	r := newRoom(400)
+	at := map[string]*place{}
+	for _, c := range []struct {
+		principal string
+		n         int64
+		fits      bool
+	}{
+		{"acme/a", 100, true}, {"acme/a", 1, false}, {"acme/b", 60, true}, {"acme/c", 41, false}, {"acme/c", 40, true}, {"acme/d", 1, false},
+		{"other/a", 100, true}, {"other/a", 1, false}, {"acme", 100, true}, {"other/b", 1, false},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if c.fits {
+			ctx = t.Context()
+		}
+		p, err := r.take(ctx, c.principal, c.n)
+		cancel()
+		if (err == nil) != c.fits {
+			t.Fatalf("%d bytes of %s: %v", c.n, c.principal, err)
+		}
+		if c.fits {
+			at[c.principal] = p
+		}
+	}
+	at["acme/b"].keep(10)
+	p, err := r.take(t.Context(), "acme/d", 50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.keep(0)
+	for _, p := range at {
+		p.keep(0)
+	}
+	empty(t, r)
+}
+
 // One that waits for room in vain is told to come again, and one that gets it
 // late has its whole time to arrive.
 func TestNoRoom(t *testing.T) {
@@ -308,7 +346,9 @@ func TestUnwantedBody(t *testing.T) {
 // A request is answered under its own name, or refused when it has none, and what is no
 // request gets a JSON-RPC error.
 func TestMessages(t *testing.T) {
-	_, srv := serve(t, time.Minute)
+	s, srv := serve(t, time.Minute)
+	var log syncbuf.Buffer
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
 	name := func(n int) string { return `"` + strings.Repeat("i", n-2) + `"` }
 	call := func(id string) string { return `{"jsonrpc":"2.0","method":"ping","id":` + id + `}` }
 	const parse, invalid, method, badID = `"id":null,"error":{"code":-32700`, `"id":null,"error":{"code":-32600`, `"error":{"code":-32601,"message":"there is no method \"nope\""}`, `"a request's id is a string, or a whole number of at most 9007199254740991"`
@@ -345,7 +385,13 @@ func TestMessages(t *testing.T) {
 		{"an unknown notification", `{"jsonrpc":"2.0","method":"notifications/nope"}`, http.StatusAccepted, ""},
 		{"no method", `{"jsonrpc":"2.0","id":1}`, http.StatusAccepted, ""}, // an answer, by its form
 		{"an empty one", `{"jsonrpc":"2.0","id":8,"method":""}`, http.StatusOK, `"id":8,"error":{"code":-32601`},
-		{"another version", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, http.StatusBadRequest, invalid},
+		{"another version", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, http.StatusBadRequest, `"id":1,"error":{"code":-32600`},
+		{"a name of other letters", `{"jsonrpc":"2.0","method":"ping","id":1,"ID":1.5}`, http.StatusOK, `"id":1`},
+		{"a fraction before it", `{"jsonrpc":"2.0","method":"ping","id":1.5,"ID":1}`, http.StatusBadRequest, badID},
+		{"the largest batch", `[` + strings.Repeat(ping+",", maxBatch-1) + ping + `]`, http.StatusOK, `"id":1`},
+		{"a larger one", `[` + strings.Repeat("0,", maxBatch) + `0]`, http.StatusBadRequest, "a batch may have 100 messages"},
+		{"depth", `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat("[", 1<<20), http.StatusBadRequest, parse},
+		{"a quote left out", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"env":"x"hunter2"}}`, http.StatusBadRequest, parse},
 		{"no JSON", `{"jsonrpc"`, http.StatusBadRequest, parse},
 		{"nothing", ``, http.StatusBadRequest, parse},
 		{"a number", `7`, http.StatusBadRequest, invalid},
@@ -369,6 +415,9 @@ func TestMessages(t *testing.T) {
 				t.Errorf("%s: an error of type %q", tc.what, kind)
 			}
 		}
+	}
+	if told := log.String(); !strings.Contains(told, "the body is not JSON") || strings.Contains(told, "hunter2") {
+		t.Errorf("the log has contents of requests, or does not tell of those refused:\n%s", told)
 	}
 	// What no client can have meant is counted.
 	if got := metric(t, srv, `sandbox_requests_denied_total{reason="request"}`); got == "" || got == "0" {
@@ -501,5 +550,16 @@ func TestReadyAfterHangup(t *testing.T) {
 		if w.Code != http.StatusOK {
 			t.Errorf("answered %d: %s", w.Code, w.Body)
 		}
+	}
+}
+
+// The ceiling that the boot lowers is the one that clients are told.
+func TestToolsAreThoseOfTheBoot(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	s.Tools.Config.CPU, s.Tools.Config.MaxCPU = 1, 3
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	resp, body := answer(t, post(t, srv, main, int64(len(list)), list), 10*time.Second)
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "CPUs; 0.01 to 3 (more is cut), 1 by default") {
+		t.Errorf("%s: %s", resp.Status, body)
 	}
 }

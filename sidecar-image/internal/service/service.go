@@ -136,7 +136,7 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 		}
 		// A principal who is alone takes them from nobody.
 		if least := c.LeastProcesses(); opts.NProc < least && auth.Several() {
-			s.log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what one principal's sessions may have: one that fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS or SANDBOX_MAX_SESSIONS_PER_PRINCIPAL",
+			s.log.Warn("the machine's limit of processes (ulimit -u of the sidecar, kernel.pid_max) is below what the sessions of one principal, or of one tenant with signed identities, may have: who fills them has commands of others fail; raise it, or lower SANDBOX_MAX_PIDS, SANDBOX_MAX_SESSIONS_PER_PRINCIPAL or SANDBOX_MAX_SESSIONS_PER_TENANT",
 				"limit", opts.NProc, "needed", least)
 		}
 	}
@@ -173,7 +173,7 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 		return fmt.Errorf("a trial session does not start with SANDBOX_RUNTIME=%q on this engine: %w", c.Runtime, err)
 	}
 	s.sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: s.log, Default: s.tools.DefaultSpec,
-		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
+		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, PerTenant: c.PerTenant, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
 		Observe: session.Observer{Opened: s.tools.Metrics.Opened, Closed: s.tools.Metrics.Closed}})
 	s.tools.Sessions = s.sessions
 	return err

@@ -133,6 +133,47 @@ func TestCarriers(t *testing.T) {
 	})
 }
 
+// listing is an engine whose lists take a while.
+type listing struct {
+	hung
+	takes time.Duration
+	err   error
+	lists int
+}
+
+func (l *listing) List(context.Context, string) ([]engine.State, error) {
+	time.Sleep(l.takes)
+	l.lists++
+	return nil, l.err
+}
+
+// Containers are listed as often as it costs a hundredth of the time, but for an engine
+// that does not answer.
+func TestReconciliationRests(t *testing.T) {
+	for _, c := range []struct {
+		takes       time.Duration
+		err         error
+		least, most int // in an hour, beside the one at boot
+	}{
+		{time.Millisecond, nil, 110, 120},
+		{time.Second, nil, 34, 36},
+		{10 * time.Second, nil, 11, 12},
+		{10 * time.Second, errors.New("the engine is away"), 80, 90},
+	} {
+		path := filepath.Join(t.TempDir(), "state")
+		synctest.Test(t, func(t *testing.T) {
+			e := &listing{takes: c.takes}
+			manage(t, path, Config{Engine: e})
+			booted := e.lists
+			e.err = c.err
+			time.Sleep(time.Hour)
+			if n := e.lists - booted; n < c.least || n > c.most {
+				t.Errorf("a list takes %v (%v): %d in an hour", c.takes, c.err, n)
+			}
+		})
+	}
+}
+
 // choosy removes containers by its own rule.
 type choosy struct {
 	hung

@@ -119,8 +119,7 @@ func (m *Manager) adopt(ctx context.Context) error {
 			}
 		}
 		m.sessions[rec.ID] = s
-		m.total++
-		m.count[rec.Principal]++
+		m.counted(rec.Principal, 1)
 	}
 	for _, c := range containers {
 		if id := c.Labels[engine.LabelSession]; !known[id] {
@@ -167,6 +166,10 @@ func (m *Manager) reach() {
 const (
 	tickEvery      = time.Second
 	reconcileEvery = 30 * time.Second
+	// reconcileFactor is how many times as long as its list took a reconciliation rests:
+	// of two hundred containers podman makes one in a second, idle as they may be.
+	reconcileFactor  = 100
+	reconcileAtLeast = 5 * time.Minute
 )
 
 // tick ends what is over, writes down what was used, and looks for sessions
@@ -174,15 +177,15 @@ const (
 func (m *Manager) tick() {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
-	last := time.Now()
+	next := time.Now().Add(reconcileEvery)
 	for {
 		m.Expire()
 		if m.cfg.Limits.WarmPool > 0 {
 			m.refill()
 		}
-		if time.Since(last) > reconcileEvery {
-			last = time.Now()
-			m.reconcile()
+		if time.Now().After(next) {
+			took := m.reconcile()
+			next = time.Now().Add(max(reconcileEvery, min(reconcileFactor*took, reconcileAtLeast)))
 		}
 		select {
 		case <-m.ctx.Done():
@@ -218,14 +221,17 @@ func (m *Manager) Expire() {
 	}
 }
 
-// reconcile compares sessions with the engine's containers.
-func (m *Manager) reconcile() {
+// reconcile compares sessions with the engine's containers, and tells how long those
+// took to be listed.
+func (m *Manager) reconcile() (took time.Duration) {
 	ctx, cancel := context.WithTimeout(m.ctx, 20*time.Second)
 	defer cancel()
+	began := time.Now()
 	cs, err := m.cfg.Engine.List(ctx, m.cfg.Store.Instance)
 	if err != nil {
-		return // an engine that is away says nothing of its containers
+		return 0 // an engine that is away says nothing of its containers
 	}
+	took = time.Since(began)
 	running, strays := map[string]bool{}, map[string]string{}
 	for _, c := range cs {
 		id := c.Labels[engine.LabelSession]
@@ -254,4 +260,5 @@ func (m *Manager) reconcile() {
 			_ = m.died(ctx, s) // asks again, for this one alone
 		}
 	}
+	return took
 }

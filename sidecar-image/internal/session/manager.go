@@ -41,7 +41,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	sessions map[string]*Session
-	count    map[string]int // sessions of each principal, those being opened too
+	count    map[string]int // sessions of each of Owners, those being opened too
 	total    int
 	leaving  map[string]chan struct{} // workspaces whose last session is being removed
 	pool     []warm
@@ -141,23 +141,32 @@ var errUnreached = fmt.Errorf("the session could not be reached within %v; the e
 func (m *Manager) reserve(principal string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l := m.cfg.Limits.PerPrincipal; m.count[principal] >= l {
-		return &LimitError{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", l}
+	for i, owner := range Owners(principal) {
+		l := []LimitError{{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", m.cfg.Limits.PerPrincipal}, {"SANDBOX_MAX_SESSIONS_PER_TENANT", m.cfg.Limits.PerTenant}}[i]
+		if m.count[owner] >= l.Limit {
+			return &l
+		}
 	}
 	if l := m.cfg.Limits.Sessions; m.total >= l {
 		return &LimitError{"SANDBOX_MAX_SESSIONS", l}
 	}
-	m.total++
-	m.count[principal]++
+	m.counted(principal, 1)
 	return nil
 }
 
 func (m *Manager) release(principal string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.total--
-	if m.count[principal]--; m.count[principal] <= 0 {
-		delete(m.count, principal)
+	m.counted(principal, -1)
+}
+
+// counted counts n more sessions of a principal. m.mu is held, or nobody else there.
+func (m *Manager) counted(principal string, n int) {
+	m.total += n
+	for _, owner := range Owners(principal) {
+		if m.count[owner] += n; m.count[owner] <= 0 {
+			delete(m.count, owner)
+		}
 	}
 }
 
@@ -499,7 +508,20 @@ func (m *Manager) removeNow(r removal) {
 // watch looks at a session whose connection ended by itself: either its
 // container died, or the engine let go of it and the next use reconnects.
 func (m *Manager) watch(s *Session, c *host.Conn) {
+	looked := make(chan struct{})
+	s.mu.Lock()
+	if s.watched == nil {
+		s.watched = map[*host.Conn]chan struct{}{}
+	}
+	s.watched[c] = looked
+	s.mu.Unlock()
 	m.wg.Go(func() {
+		defer func() {
+			s.mu.Lock()
+			delete(s.watched, c)
+			s.mu.Unlock()
+			close(looked)
+		}()
 		select {
 		case <-m.ctx.Done():
 			return

@@ -143,10 +143,15 @@ func TestDeepWorkspace(t *testing.T) {
 // The walks that no call asks for are few at once, and no call waits for them.
 func TestPatrolsAreFew(t *testing.T) {
 	first := quotas(t)()
+	// Over its quota, so that it is walked through.
+	if err := os.WriteFile(filepath.Join(first.held.Path, "a"), make([]byte, 2<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for range patrolsAtOnce {
 		first.m.patrols <- struct{}{}
 	}
 	s, ended := &Session{Record: first.Record, m: first.m, held: first.held}, make(chan struct{})
+	<-s.Measure()
 	go func() { s.lookAround(); close(ended) }()
 	<-s.Measure()
 	select {
@@ -156,6 +161,63 @@ func TestPatrolsAreFew(t *testing.T) {
 	}
 	<-s.m.patrols
 	<-ended
+}
+
+// A workspace in which nobody works is walked through when its file system has filled,
+// when it is over its quota, and every ten minutes.
+func TestQuietWorkspaces(t *testing.T) {
+	s := quotas(t)()
+	<-s.Measure()
+	idle := func() { // no walk is under way, and the next look is set
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			s.mu.Lock()
+			ok := s.walking == nil && s.patrol != nil
+			s.mu.Unlock()
+			if ok && s.looking.TryLock() {
+				s.looking.Unlock()
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal("a walk does not end")
+			}
+		}
+	}
+	const empty, full = 0, 1 << 62 // file systems: what other tests do to the real one is no matter
+	for _, c := range []struct {
+		what   string
+		level  int64 // at the last walk
+		ago    time.Duration
+		used   int64
+		walked bool
+	}{
+		{"nothing has changed", full, 0, 0, false},
+		{"for some time", full, patrolAtLeast / 2, 1 << 20, false},
+		{"for long", full, patrolAtLeast, 0, true},
+		{"the file system has filled", empty, 0, 0, true},
+		{"the workspace is over its quota", full, 0, 1<<20 + 1, true},
+		{"it was not measured", full, 0, workspace.Unmeasured, true},
+	} {
+		idle()
+		began := time.Now().Add(-c.ago)
+		s.mu.Lock()
+		s.began, s.level, s.used = began, c.level, c.used
+		s.patrol.Stop()
+		s.mu.Unlock()
+		s.lookAround()
+		idle()
+		s.mu.Lock()
+		if walked := s.began != began; walked != c.walked {
+			t.Errorf("%s: walked is %v", c.what, walked)
+		}
+		if s.level == full {
+			t.Errorf("%s: what was deleted since is not known", c.what)
+		}
+		if !s.patrol.Stop() {
+			t.Errorf("%s: nobody looks again", c.what)
+		}
+		s.patrol.Reset(patrolEvery)
+		s.mu.Unlock()
+	}
 }
 
 // However many commands end while a walk is under way, one more is made; and nobody

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,9 +32,18 @@ type Engine interface {
 
 // Caller is who makes a call, from its request alone.
 type Caller struct {
-	Principal string // owns sessions
+	Principal string // owns sessions; TENANT/NAME where both are attested
 	Tenant    string // a tag
 	RootRun   string // a tag: the run tree
+}
+
+// Owners are those whose part of what all share a principal's use counts for: itself,
+// and its tenant where that is attested. No tenant is named as a principal is.
+func Owners(principal string) []string {
+	if tenant, _, attested := strings.Cut(principal, "/"); attested {
+		return []string{principal, tenant + "/"}
+	}
+	return []string{principal}
 }
 
 // ErrUnknown answers an id that the caller may not use, whether it is
@@ -64,6 +74,7 @@ var (
 type Limits struct {
 	Sessions     int
 	PerPrincipal int
+	PerTenant    int // of those that are attested
 	IdleTTL      time.Duration
 	WarmPool     int
 	Opening      int // containers started at once
@@ -105,7 +116,8 @@ type Session struct {
 
 	mu       sync.Mutex
 	conn     *host.Conn
-	dialing  chan struct{} // closed when the dial under way has ended
+	dialing  chan struct{}                // closed when the dial under way has ended
+	watched  map[*host.Conn]chan struct{} // closed when its end has been looked at
 	lastUsed time.Time
 	saved    time.Time // when lastUsed was last written
 	running  int
@@ -119,6 +131,8 @@ type Session struct {
 	walking chan struct{} // the same of the walk under way; nil when nobody makes any
 	patrol  *time.Timer   // asks for the next when nobody does
 	looking sync.Mutex    // by lookAround
+	began   time.Time     // the last walk that ended; zero when nobody knows what the file system held then
+	level   int64         // bytes in the whole file system since then, at the least
 }
 
 // Use marks the session used and keeps it from idling until the returned
@@ -158,6 +172,21 @@ func (s *Session) Over() error {
 		return nil
 	}
 	return s.ended
+}
+
+// Lost is Over for a call that has lost the connection c: it waits until watch has
+// looked what became of the container.
+func (s *Session) Lost(ctx context.Context, c *host.Conn) error {
+	s.mu.Lock()
+	looked := s.watched[c]
+	s.mu.Unlock()
+	if looked != nil {
+		select {
+		case <-looked:
+		case <-ctx.Done():
+		}
+	}
+	return s.Over()
 }
 
 // LastUsed is when the session was last used.
@@ -275,6 +304,10 @@ const (
 	// background processes may write. A large one is measured less often.
 	patrolEvery  = 10 * time.Second
 	patrolFactor = 20 // times what the last walk took
+	// patrolAtLeast is how often it is while the file system does not fill, by which a
+	// sidecar with many idle sessions would walk for nothing. Who grows meanwhile grows
+	// into what others delete.
+	patrolAtLeast = 10 * time.Minute
 	// growth is the part of its quota by which a workspace that is over it may grow
 	// further, so that a line of output or an index does not close the session.
 	growth = 16
@@ -384,24 +417,35 @@ func (s *Session) walks() {
 		done := s.walk
 		s.walk, s.walking = nil, done
 		if done == nil {
-			every := max(patrolEvery, patrolFactor*took)
-			if s.patrol != nil {
-				s.patrol.Reset(every)
-			} else {
-				s.patrol = time.AfterFunc(every, s.lookAround)
-			}
+			s.lookIn(max(patrolEvery, patrolFactor*took))
 			s.mu.Unlock()
 			return
 		}
 		s.mu.Unlock()
 		began := time.Now()
+		level, err := s.m.cfg.Workspaces.Level()
 		why := s.size(s.held.Usage())
+		s.mu.Lock()
+		s.began, s.level = began, level
+		if err != nil {
+			s.began = time.Time{}
+		}
+		s.mu.Unlock()
 		close(done)
 		took = time.Since(began)
 		if why != nil {
 			s.m.CloseSession(s, &Ended{Reason: "quota", why: why})
 		}
 		time.Sleep(took)
+	}
+}
+
+// lookIn has lookAround called after a while, with s.mu held.
+func (s *Session) lookIn(d time.Duration) {
+	if s.patrol != nil {
+		s.patrol.Reset(d)
+	} else {
+		s.patrol = time.AfterFunc(d, s.lookAround)
 	}
 }
 
@@ -412,6 +456,14 @@ func (s *Session) lookAround() {
 		return // one waits for its turn
 	}
 	defer s.looking.Unlock()
+	if s.quiet() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.ended == nil {
+			s.lookIn(patrolEvery)
+		}
+		return
+	}
 	select {
 	case s.m.patrols <- struct{}{}:
 	case <-s.m.ctx.Done():
@@ -422,6 +474,17 @@ func (s *Session) lookAround() {
 	case <-s.Measure():
 	case <-s.m.ctx.Done():
 	}
+}
+
+// quiet tells whether the workspace can have grown by no more since its last measurement
+// than one that is over its quota may: the whole file system has not.
+func (s *Session) quiet() bool {
+	level, err := s.m.cfg.Workspaces.Level()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.level = min(s.level, level)
+	q := s.m.cfg.Workspaces.Quota()
+	return err == nil && s.used <= q && level-s.level <= q/growth && time.Since(s.began) < patrolAtLeast
 }
 
 // size takes a measurement down, and says why the session has to be closed: its

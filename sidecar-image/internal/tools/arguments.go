@@ -149,6 +149,7 @@ func decode(raw json.RawMessage, schema *jsonschema.Schema, value func(string) (
 	}
 	for name := range args {
 		if schema.Properties[name] == nil {
+			name, _ = value(name) // a long one was lifted
 			return fieldError("arguments", "%q is none of this tool's; it takes %s", shown(name), names(schema))
 		}
 	}
@@ -195,6 +196,9 @@ func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, va
 		}
 		*at = make(map[string]string, len(members))
 		for k, m := range members {
+			if k, err = value(k); err != nil {
+				break
+			}
 			if has := kindOfJSON(m); has != aString {
 				return fieldError(name, "the value of %q has to be a string, not %s", shown(k), has)
 			}

@@ -77,6 +77,31 @@ func TestArgumentsOfAnotherKind(t *testing.T) {
 	}
 }
 
+// FuzzDecode reads arguments of any kind. What is wrong with them is told in a few words,
+// and long ones in those that were sent, not in what stands for them.
+func FuzzDecode(f *testing.F) {
+	long := strings.Repeat("x", LiftMin)
+	for _, seed := range []string{`{}`, `null`, `[]`, `{"session_id":"s","command":"c","env":{"A":"b"},"timeout_seconds":1e400,"max_output_bytes":-1.5}`,
+		`{"session_id":"s","command":"c","env":{"` + long + `":1}}`, `{"` + long + `":1}`, `{"command":{"a":[1,{"b":null}]}}`, `{"command":"\ud800"}`} {
+		f.Add([]byte(seed))
+	}
+	s, err := (&Tools{Config: &config.Config{}}).inputSchema(reflect.TypeFor[execIn]())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var l Lifted
+		var in execIn
+		err := decode(l.Lift(b), s, l.value, &in)
+		if err == nil {
+			return
+		}
+		if text := err.Error(); len(text) > 500 || strings.Contains(text, "lifted") && !strings.Contains(string(b), "lifted") || strings.Contains(text, "Go ") {
+			t.Errorf("%.100q is told %.1000q", b, text)
+		}
+	})
+}
+
 // typeOf is what a value is that is not null.
 func typeOf(s *jsonschema.Schema) string {
 	if len(s.Types) == 2 {

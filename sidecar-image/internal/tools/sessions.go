@@ -58,17 +58,17 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 	if notes == nil {
 		notes = &discard
 	}
-	number := func(field string, want *whole) (n int64) {
+	clamped := func(field string, want *whole) (n int64) {
 		if err == nil {
 			n, err = t.clampWhole(notes, field, want)
 		}
 		return n
 	}
-	spec.WorkBytes = number("tmpfs_mb", in.TmpfsMB) << 20
-	spec.MemBytes = number("mem_mb", in.MemMB) << 20
+	spec.WorkBytes = clamped("tmpfs_mb", in.TmpfsMB) << 20
+	spec.MemBytes = clamped("mem_mb", in.MemMB) << 20
 	spec.TmpBytes = c.TmpMB << 20
-	spec.Pids = number("pids", in.Pids)
-	ttl = time.Duration(number("ttl_seconds", in.TTL)) * time.Second
+	spec.Pids = clamped("pids", in.Pids)
+	ttl = time.Duration(clamped("ttl_seconds", in.TTL)) * time.Second
 	if err == nil {
 		spec.CPUs, err = t.clamp(notes, "cpu", in.CPU)
 	}

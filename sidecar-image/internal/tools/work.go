@@ -39,7 +39,7 @@ type execOut struct {
 	Dropped    int64    `json:"dropped_bytes" jsonschema:"bytes cut from the middle of the output"`
 	Signal     string   `json:"signal,omitempty" jsonschema:"the signal that ended the command"`
 	OOM        bool     `json:"oom" jsonschema:"a process was killed because the session's memory was used up"`
-	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process"`
+	PeakMemory int64    `json:"peak_memory_bytes" jsonschema:"of the command's largest process that has ended; never less than a few MiB, which what starts it takes"`
 	Notes      []string `json:"notes,omitempty"`
 }
 
@@ -166,7 +166,7 @@ func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin
 	}
 	stop()
 	if err != nil {
-		return nil, exit, nil, explain(s, err, "")
+		return nil, exit, nil, explain(ctx, s, conn, err, "")
 	}
 	return got, exit, free, nil
 }
@@ -255,15 +255,15 @@ func (c *call) progress(ctx context.Context, began time.Time, live <-chan *host.
 }
 
 // explain turns an operation's failure into the sentence for the caller.
-func explain(s *session.Session, err error, path string) error {
+func explain(ctx context.Context, s *session.Session, conn *host.Conn, err error, path string) error {
 	var we *wire.Error
-	over := s.Over()
 	switch {
-	case errors.Is(err, host.ErrLost) && over != nil:
-		return fmt.Errorf("the call was ended: %w", over)
 	case errors.Is(err, wire.ErrTooLong):
 		return fieldError("env", "has too many control characters, with the command's, to be sent with it: hand them over in stdin or in a file")
 	case errors.Is(err, host.ErrLost):
+		if over := s.Lost(ctx, conn); over != nil {
+			return fmt.Errorf("the call was ended: %w", over)
+		}
 		return fmt.Errorf("the session's container or the engine went away under the call; try once more, and open a new session if that fails (%w)", err)
 	case errors.As(err, &we) && path != "":
 		return fieldError("path", "%s: %s", path, we.Message)
@@ -369,7 +369,7 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	err = conn.WriteFile(ctx, name, mode, content)
 	s.Measure()
 	if err != nil {
-		return nil, out, explain(s, err, name)
+		return nil, out, explain(ctx, s, conn, err, name)
 	}
 	out = writeOut{workPath + "/" + name, len(content)}
 	return &result{text: fmt.Sprintf("wrote %d bytes to %s", out.Bytes, out.Path)}, out, nil
@@ -434,7 +434,7 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	// How much there is, before anything is held of it.
 	_, size, err := conn.ReadFile(ctx, wire.Read{Path: name})
 	if err != nil {
-		return nil, out, explain(s, err, name)
+		return nil, out, explain(ctx, s, conn, err, name)
 	}
 	left := max(size-out.Offset, 0)
 	if left > limit && in.MaxBytes == nil {
@@ -453,7 +453,7 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 	}
 	b, size, err := conn.ReadFile(ctx, wire.Read{Path: name, Offset: out.Offset - lead, Max: limit + lead})
 	if err != nil {
-		return nil, out, explain(s, err, name)
+		return nil, out, explain(ctx, s, conn, err, name)
 	}
 	out.Path, out.Size = workPath+"/"+name, size
 	end := out.Offset - lead + int64(len(b))

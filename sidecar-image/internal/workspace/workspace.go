@@ -4,6 +4,7 @@
 package workspace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -52,6 +53,16 @@ func New(dir, host string, uid int, quota int64) (*Root, error) {
 
 // Quota is the limit of each workspace in bytes, 0 for none.
 func (r *Root) Quota() int64 { return r.quota }
+
+// Level is what the whole file system of the workspaces holds, in bytes as Usage counts
+// them: it grows at least as they do.
+func (r *Root) Level() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(r.dir, &st); err != nil {
+		return 0, fmt.Errorf("looking how full the file system of SANDBOX_WORKSPACE_ROOT is: %w", err)
+	}
+	return int64(st.Blocks-st.Bfree)*cmp.Or(st.Frsize, st.Bsize) + int64(st.Files-st.Ffree)*MinEntry, nil
+}
 
 // Dir is the directory name of a principal: itself where that is plain, with
 // every other byte as =xx, so that no two principals share one.

@@ -147,7 +147,7 @@ func (c *conn) await(cmd *command, o *op, limit time.Duration) (exit wire.Exit) 
 		break
 	}
 	exit.Duration = time.Since(cmd.began)
-	exit.PeakMemory = w.maxRSS
+	exit.PeakMemory = max(w.maxRSS, c.a.procs.peak(cmd.id))
 	exit.Code = w.status.ExitStatus()
 	if w.status.Signaled() {
 		exit.Code = 128 + int(w.status.Signal())

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,26 +20,41 @@ import (
 //
 // A process may leave its parent (double fork), its group and session (setsid)
 // and its environment, but not its hard resource limits: without
-// CAP_SYS_RESOURCE they can only be lowered. RLIMIT_RSS has had no effect since
-// Linux 2.4 (getrlimit(2)), so it serves as a mark: each exec is started with
-// one byte less of it than the exec before, and prlimit(2) reads it back. A
-// process that lowers its own mark takes one of a later exec, or one that was
-// never given out; the latter dies with whichever exec is killed first. The former
-// lives as long as that exec's own: who wants to have processes left behind could
-// start them there as well.
+// CAP_SYS_RESOURCE they can only be lowered. Two that nothing meets serve as a mark,
+// and prlimit(2) reads them back: of RLIMIT_RSS, without effect since Linux 2.4
+// (getrlimit(2)), each exec has one byte less than the exec before, and of
+// RLIMIT_FSIZE, of which it has exabytes, one byte more. So no process can take the
+// mark of another exec, be it a later or an earlier one. Whoever lowers a limit has
+// no exec's mark, and dies with whichever is killed first.
 //
-// It may lower the agent's limit too (prlimit(2) asks for the same uid and no
+// The agent lowers its own RLIMIT_RSS before it forks, which it could not with a
+// limit that has to rise: it sets RLIMIT_FSIZE of the child, which is traced and
+// therefore stopped at its execve(2), before it does anything. Where it may not trace
+// (gVisor lets no undumpable process), or has a limit of file sizes, the mark is
+// RLIMIT_RSS alone; a process can then take that of an exec that was started later.
+//
+// A process may lower the agent's limits too (prlimit(2) asks for the same uid and no
 // more), and so take the marks away. From then on nobody can say which exec a
 // process is of, and all of the session's die with the first that is killed.
 type procs struct {
 	mu      sync.Mutex
-	base    uint64 // above every mark
+	base    uint64 // above every mark of RLIMIT_RSS
 	last    uint64 // execs started so far
 	marks   bool   // the kernel has such a limit
-	lost    bool   // it was lowered by another than us
+	pairs   bool   // and RLIMIT_FSIZE is the other half
+	traced  bool   // a child was
+	lost    bool   // they were lowered by another than us
 	waiters map[int]chan waited
-	end     func() // ends the container, and with it every process
+	peaks   map[uint64]int64 // bytes, of the largest process that has ended, by exec
+	end     func()           // ends the container, and with it every process
 }
+
+const (
+	sizeBase = 1 << 61 // below every mark of RLIMIT_FSIZE
+	// startLimit is what a bash has to be started: a process of the session can stop
+	// it on the way to its execve, and the agent with it.
+	startLimit = 10 * time.Second
+)
 
 type waited struct {
 	status syscall.WaitStatus
@@ -45,11 +62,12 @@ type waited struct {
 }
 
 func newProcs(end func()) *procs {
-	p := &procs{waiters: map[int]chan waited{}, base: 1 << 62, end: end}
+	p := &procs{waiters: map[int]chan waited{}, peaks: map[uint64]int64{}, base: 1 << 62, end: end}
 	var lim unix.Rlimit
 	if err := unix.Prlimit(0, unix.RLIMIT_RSS, nil, &lim); err == nil {
 		p.base, p.marks = min(p.base, lim.Max), true
 	}
+	p.pairs = p.marks && unix.Prlimit(0, unix.RLIMIT_FSIZE, nil, &lim) == nil && lim.Max == unix.RLIM_INFINITY
 	return p
 }
 
@@ -65,15 +83,32 @@ func (p *procs) start(path string, argv []string, attr *syscall.ProcAttr) (pid i
 		// moment in which the child is unmarked.
 		if err := unix.Prlimit(0, unix.RLIMIT_RSS, &unix.Rlimit{Cur: mark, Max: mark}, nil); err != nil {
 			if p.last == 0 {
-				p.marks = false
+				p.marks, p.pairs = false, false
 			} else {
 				p.lost = true
 			}
 		}
 	}
 	p.last = id
-	if pid, err = syscall.ForkExec(path, argv, attr); err != nil {
+	defer time.AfterFunc(startLimit, p.end).Stop()
+	runtime.LockOSThread() // a tracer is a thread
+	defer runtime.UnlockOSThread()
+	attr.Sys.Ptrace = p.pairs
+	pid, err = syscall.ForkExec(path, argv, attr)
+	if p.pairs && !p.traced && (err == syscall.EPERM || err == syscall.EACCES || err == syscall.ENOSYS) {
+		attr.Sys.Ptrace = false
+		if pid, err = syscall.ForkExec(path, argv, attr); err == nil {
+			p.pairs = false
+		}
+	}
+	if err != nil {
 		return 0, 0, nil, err
+	}
+	done = make(chan waited, 1)
+	over := false
+	if p.pairs {
+		p.traced = true
+		over = p.release(pid, id, done)
 	}
 	if p.marks {
 		// The limit is never raised, so if it still is the mark the child has got it.
@@ -82,11 +117,43 @@ func (p *procs) start(path string, argv []string, attr *syscall.ProcAttr) (pid i
 			p.lost = true
 		}
 	}
-	done = make(chan waited, 1)
-	p.waiters[pid] = done
+	if over {
+		return pid, id, done, nil
+	}
+	p.waiters[pid], p.peaks[id] = done, 0
 	// When memory runs out the kernel should take a command, never the agent.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("800"), 0)
 	return pid, id, done, nil
+}
+
+// release gives a child that is stopped at its execve the other half of its mark and
+// lets it run. It says whether the child is dead instead, and done has been told: others
+// of the session may send it any signal at any time.
+func (p *procs) release(pid int, id uint64, done chan<- waited) (over bool) {
+	marked := false
+	for {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		_, err := syscall.Wait4(pid, &ws, 0, &ru)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err != nil || !ws.Stopped():
+			done <- waited{ws, ru.Maxrss * 1024}
+			return true
+		case !marked:
+			mark := uint64(sizeBase) + id
+			if err := unix.Prlimit(pid, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: mark, Max: mark}, nil); err != nil && err != syscall.ESRCH {
+				p.lost = true
+			}
+			marked = true
+		}
+		if sig := ws.StopSignal(); sig != syscall.SIGTRAP {
+			_ = syscall.PtraceCont(pid, int(sig)) // on its way to the stop
+		} else if syscall.PtraceDetach(pid) == nil {
+			return false
+		}
+	}
 }
 
 // reap collects every exited child, ours and adopted.
@@ -94,34 +161,56 @@ func (p *procs) reap() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		var ws syscall.WaitStatus
-		var ru syscall.Rusage
-		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, &ru)
-		if err == syscall.EINTR {
+		// Looked at first: the mark goes with the process.
+		var si unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &si, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == unix.EINTR {
 			continue
 		}
+		// siginfo_t of SIGCHLD has the pid after three ints and a gap (sigaction(2), 64 bits).
+		pid := int(*(*int32)(unsafe.Add(unsafe.Pointer(&si), 16)))
 		if err != nil || pid <= 0 {
 			return
 		}
+		var lim unix.Rlimit
+		marked := p.marks && !p.lost && unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &lim) == nil
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		if got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG, &ru); err == syscall.EINTR {
+			continue
+		} else if err != nil || got != pid {
+			return
+		}
+		rss := ru.Maxrss * 1024
+		if peak, ok := p.peaks[p.base-lim.Max]; ok && marked {
+			p.peaks[p.base-lim.Max] = max(peak, rss)
+		}
 		if ch := p.waiters[pid]; ch != nil {
 			delete(p.waiters, pid)
-			ch <- waited{ws, ru.Maxrss * 1024}
+			ch <- waited{ws, rss}
 		}
 	}
+}
+
+// peak is the memory of the largest process of an exec that has ended, in bytes: those too
+// that its shell did not wait for. It is asked for once, at the end.
+func (p *procs) peak(id uint64) int64 {
+	p.reap() // what was killed just now
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer delete(p.peaks, id)
+	return p.peaks[id]
 }
 
 // members lists the live processes of exec id, and those with no known mark;
 // when the marks are lost all but the agent's own.
 func (p *procs) members(id uint64, leader int) ([]int, error) {
-	p.mu.Lock()
-	last, marks := p.base-p.last, p.marks
-	if p.lost {
-		last = p.base // the agent's own were started with a higher limit
-	}
+	all, err := pids()
+	p.mu.Lock() // after the look: what was seen has its whole mark, and is counted
+	known := procs{base: p.base, last: p.last, marks: p.marks, pairs: p.pairs, lost: p.lost}
 	p.mu.Unlock()
 	var out []int
 	self := os.Getpid()
-	all, err := pids()
 	for _, pid := range all {
 		if pid == self {
 			continue
@@ -130,19 +219,30 @@ func (p *procs) members(id uint64, leader int) ([]int, error) {
 		if state == 0 || state == 'Z' || state == 'X' {
 			continue
 		}
-		var lim unix.Rlimit
-		switch {
-		case !marks:
+		if !known.marks {
 			// A kernel that has no such limit leaves us the session and group.
 			if session == leader || pgrp == leader || ppid == leader {
 				out = append(out, pid)
 			}
-		case unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &lim) != nil:
-		case lim.Max == p.base-id, lim.Max < last:
+			continue
+		}
+		var rss, size unix.Rlimit
+		if unix.Prlimit(pid, unix.RLIMIT_RSS, nil, &rss) == nil && unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &size) == nil && known.mine(rss.Max, size.Max, id) {
 			out = append(out, pid)
 		}
 	}
 	return out, err
+}
+
+// mine tells whether a process with these limits is of exec id, or of none that
+// was started.
+func (p *procs) mine(rss, size, id uint64) bool {
+	if rss >= p.base {
+		return false // the agent's own, which were started with its first limit
+	}
+	of := p.base - rss
+	whole := of <= p.last && (!p.pairs || size == sizeBase+of)
+	return p.lost || of == id || !whole
 }
 
 // kill ends every process of an exec and returns when none is left, or after

@@ -103,7 +103,7 @@ type Exit struct {
 	Cancelled   bool          `json:"cancelled,omitempty"`
 	OOM         bool          `json:"oom,omitempty"`
 	Duration    time.Duration `json:"duration_ns"`
-	PeakMemory  int64         `json:"peak_memory"` // bytes, of the largest process
+	PeakMemory  int64         `json:"peak_memory"` // bytes, of the largest process, or of the agent, which starts them, where that is more
 	StdoutBytes int64         `json:"stdout_bytes"`
 	StderrBytes int64         `json:"stderr_bytes"`
 	Dropped     int64         `json:"dropped"` // bytes cut from the middle
