@@ -78,6 +78,8 @@ func TestRefusedAtBoot(t *testing.T) {
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
+		"host's network":    {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "host"}, `SANDBOX_EGRESS_NETWORK: "host" is no network`},
+		"missing network":   {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "nowhere"}, "SANDBOX_EGRESS_NETWORK=nowhere: the engine has no network of that name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(bin)

@@ -56,6 +56,10 @@ const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm a
 
 var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
 
+// gvisorNeeds is for runscs that know the host's network namespace by files of /proc/sys/net which
+// newer kernels show in all of them.
+const gvisorNeeds = "a runsc of 2022 takes each network namespace of a newer kernel for the host's: it needs SANDBOX_ALLOW_EGRESS=0, or a newer runsc, or its flag network=host (SANDBOX_PODMAN_OPTIONS=--runtime-flag=network=host, or docker's runtimeArgs), with which sessions with egress meet Linux's network stack in place of gVisor's"
+
 const listTries = 20
 
 var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
@@ -165,7 +169,29 @@ func (e *Engine) greet(ctx context.Context) error {
 	if err := e.checkRuntime(ctx); err != nil {
 		return err
 	}
+	if err := e.checkNetwork(ctx); err != nil {
+		return err
+	}
 	return e.provideAgent()
+}
+
+// checkNetwork refuses a network for egress that is none of the engine's, or is the host's own
+// under whatever name: docker has that one, and none, as networks with an id.
+func (e *Engine) checkNetwork(ctx context.Context) error {
+	name := e.opts.Egress
+	if name == "" {
+		return nil
+	}
+	found, err := e.api.NetworkInspect(ctx, name, client.NetworkInspectOptions{})
+	switch {
+	case cerrdefs.IsNotFound(err):
+		return fmt.Errorf("SANDBOX_EGRESS_NETWORK=%s: the engine has no network of that name: create it (podman network create, docker network create), or name another", name)
+	case err != nil:
+		return e.wrap("looking for the network SANDBOX_EGRESS_NETWORK="+name, err)
+	case found.Network.Driver == "host" || found.Network.Driver == "null":
+		return fmt.Errorf("SANDBOX_EGRESS_NETWORK=%s is the engine's network of the driver %s: sessions need a network of their own, such as bridge", name, found.Network.Driver)
+	}
+	return nil
 }
 
 // checkRuntime refuses a runtime that the engine will not use. Podman's
@@ -406,6 +432,16 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 	if s.Egress {
 		host.NetworkMode = container.NetworkMode(e.opts.Egress)
 	}
+	if e.child != nil {
+		own := func(name, target string) {
+			host.Mounts = append(host.Mounts, mount.Mount{Type: mount.TypeBind, Source: filepath.Join(filepath.Dir(e.opts.Socket), name), Target: target, ReadOnly: true})
+		}
+		cfg.Hostname = sessionName
+		own(hostsFile, "/etc/hosts")
+		if !s.Egress {
+			own(resolvFile, "/etc/resolv.conf")
+		}
+	}
 	if s.Workspace != "" {
 		host.Mounts = append(host.Mounts, mount.Mount{Type: mount.TypeBind, Source: s.Workspace, Target: "/work"})
 	} else {
@@ -416,8 +452,25 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 
 // Start starts a created container.
 func (e *Engine) Start(ctx context.Context, id string) error {
+	said := e.child.said()
 	_, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{})
-	return e.kata(e.wrap("starting the session's container", err))
+	if err == nil {
+		return nil
+	}
+	err = e.wrap("starting the session's container", err)
+	if strings.Contains(err.Error(), "exit status") {
+		if text := said(); text != "" {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+	}
+	switch text := err.Error(); {
+	case e.opts.Runtime != "runsc":
+	case strings.Contains(text, "root network namespace"):
+		err = fmt.Errorf("%w; %s", err, gvisorNeeds)
+	case e.podman && e.child == nil && strings.Contains(text, "exit status 128"): // which hides the words
+		err = fmt.Errorf("%w; the podman service's own output has runsc's words. If they are of the root network namespace, %s; for sessions without a network `podman --runtime runsc --runtime-flag network=none system service` will do", err, gvisorNeeds)
+	}
+	return e.kata(err)
 }
 
 // Attach returns the stdio of a container that was just started.
