@@ -56,9 +56,9 @@ const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm a
 
 var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
 
-// gvisorNeeds is for runscs that know the host's network namespace by files of /proc/sys/net which
-// newer kernels show in all of them.
-const gvisorNeeds = "a runsc of 2022 takes each network namespace of a newer kernel for the host's: it needs SANDBOX_ALLOW_EGRESS=0, or a newer runsc, or its flag network=host (SANDBOX_PODMAN_OPTIONS=--runtime-flag=network=host, or docker's runtimeArgs), with which sessions with egress meet Linux's network stack in place of gVisor's"
+// gvisorNeeds is for runscs that know the host's network namespace by a file of /proc/sys/net which
+// Linux 6.11 shows in all of them (https://github.com/google/gvisor/issues/10704).
+const gvisorNeeds = "a runsc from before August 2024 takes each network namespace of Linux 6.11 and newer for the host's: it needs SANDBOX_ALLOW_EGRESS=0, or a newer runsc, or its flag network=host (SANDBOX_PODMAN_OPTIONS=--runtime-flag=network=host, or docker's runtimeArgs), with which sessions with egress meet Linux's network stack in place of gVisor's"
 
 const listTries = 20
 

@@ -77,8 +77,8 @@ func startPodman(opts Options) (*child, error) {
 		args = append(args, "--runtime", path)
 	}
 	if opts.Runtime == "runsc" && opts.Egress == "" {
-		// No session has a network, so gVisor needs none either: stricter, and its
-		// older versions mistake a container's namespace for the host's (6.x kernels).
+		// No session has a network, so gVisor needs none either: stricter, and spares its
+		// older versions what gvisorNeeds tells of.
 		args = append(args, "--runtime-flag", "network=none")
 	}
 	args = append(args, "system", "service", "--time", "0", "unix://"+opts.Socket)
