@@ -86,7 +86,11 @@ func startPodman(opts Options) (*child, error) {
 		return nil, fmt.Errorf("making the directory of podman's socket: %w", err)
 	}
 	for name, content := range map[string]string{hostsFile: hosts, resolvFile: ""} {
-		if err := atomicfile.Write(filepath.Join(filepath.Dir(opts.Socket), name), []byte(content), 0o644); err != nil {
+		path := filepath.Join(filepath.Dir(opts.Socket), name)
+		if has, err := os.ReadFile(path); err == nil && string(has) == content {
+			continue // also on a disk that is full by now
+		}
+		if err := atomicfile.Write(path, []byte(content), 0o644); err != nil {
 			return nil, fmt.Errorf("writing a file that sessions get: %w", err)
 		}
 	}
