@@ -451,9 +451,18 @@ func TestDurableWorkspace(t *testing.T) {
 			t.Errorf("a write above the quota: %+v", a)
 		}
 		c.exec(again, "rm big")
-		eventually(t, 5*time.Second, "the workspace is usable again", func() bool {
-			return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError
-		})
+		usable := func() bool { return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError }
+		eventually(t, 5*time.Second, "the workspace is usable again", usable)
+		for what, script := range map[string]string{
+			"deleted and open":            "sleep 60",
+			"of a process that is hidden": "cp /bin/sleep s; chmod 111 s; exec ./s 60", // what may not be read is not dumpable
+		} {
+			a := c.call("sandbox_exec", m{"session_id": again, "command": "exec 3>del; rm del; head -c 100M /dev/zero >&3; " + script, "timeout_seconds": 20})
+			if !a.IsError || !strings.Contains(a.Text, "in deleted files that are still open") {
+				t.Errorf("%s: %+v", what, a)
+			}
+			eventually(t, 5*time.Second, "they are gone with the command", usable)
+		}
 	})
 }
 

@@ -182,6 +182,15 @@ func (h *Held) Usage() (int64, error) {
 	return u.bytes, err
 }
 
+// Device is the number of the file system that the workspace is on, as stat(2) has it.
+func (h *Held) Device() (uint64, error) {
+	st, err := h.dir.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return st.Sys().(*syscall.Stat_t).Dev, nil
+}
+
 const (
 	// MaxDepth is how many directories deep a workspace is measured.
 	MaxDepth = 256

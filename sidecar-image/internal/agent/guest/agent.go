@@ -301,6 +301,8 @@ func (c *conn) loop() error {
 		case wire.TWrite:
 			var m wire.Write
 			err = start(c, f, &m, func(o *op) { c.write(f.Stream, o, m) })
+		case wire.TUnlinked:
+			err = start(c, f, nil, func(o *op) { c.unlinked(f.Stream, o) })
 		case wire.TCancel:
 			if o := c.op(f.Stream); o != nil {
 				o.cancel()
@@ -329,10 +331,12 @@ func (c *conn) op(stream uint32) *op {
 	return c.ops[stream]
 }
 
-// start decodes a request into m and runs it on its stream.
+// start decodes a request into m, if it has any, and runs it on its stream.
 func start(c *conn, f wire.Frame, m any, run func(*op)) error {
-	if err := json.Unmarshal(f.Payload, m); err != nil {
-		return c.fail(f.Stream, wire.CodeBad, "the request is not valid JSON: "+err.Error())
+	if m != nil {
+		if err := json.Unmarshal(f.Payload, m); err != nil {
+			return c.fail(f.Stream, wire.CodeBad, "the request is not valid JSON: "+err.Error())
+		}
 	}
 	c.mu.Lock()
 	isExec := f.Type == wire.TExec

@@ -544,6 +544,34 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 	return c.wait(ctx, id, s, &file)
 }
 
+// Unlinked is what the agent sees, in bytes, of files on the file system of /work that
+// have no name any more. It gives up an agent that does not answer when ctx ends.
+func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
+	id, s, err := c.open(func(wire.Frame) error { return errors.New("data in an answer without any") })
+	if err != nil {
+		return 0, err
+	}
+	if err := c.w.Write(wire.TUnlinked, id); err != nil {
+		return 0, c.broken(id, err)
+	}
+	var file wire.File
+	select {
+	case e := <-s.end:
+		if err = e.err; err == nil {
+			err = json.Unmarshal(e.payload, &file)
+		}
+	case <-ctx.Done():
+		c.mu.Lock()
+		delete(c.streams, id)
+		c.mu.Unlock()
+		err = ctx.Err()
+	}
+	return min(max(file.Size, 0), maxUnlinked), err
+}
+
+// maxUnlinked keeps an agent's claim in a range that can be added to, in bytes.
+const maxUnlinked = 1 << 50
+
 // inTime gives up an agent that does not answer about a file.
 func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, fileTimeout, fmt.Errorf("%w: a file took longer than %v", ErrLost, fileTimeout))
