@@ -63,6 +63,7 @@ func New(dir, build string) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking for the session's directory: %w", err)
 	}
+	admit(dir)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening the session's directory: %w", err)
@@ -331,6 +332,15 @@ func (c *conn) op(stream uint32) *op {
 	return c.ops[stream]
 }
 
+// admit gives the session back the right to enter its directory and to list it. Of a
+// workspace it is the owner, and may have taken both from itself (chmod 0 /work): then no
+// command would start there any more, not even the one that mends it.
+func admit(dir string) {
+	if st, err := os.Stat(dir); err == nil && st.Mode()&0o500 != 0o500 {
+		_ = os.Chmod(dir, st.Mode()|0o700) // who may not tells of it in what is done next
+	}
+}
+
 // start decodes a request into m, if it has any, and runs it on its stream.
 func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	if m != nil {
@@ -356,6 +366,7 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	}
 	c.mu.Unlock()
 	context.AfterFunc(o.ctx, o.credit.Close)
+	admit(c.a.dir)
 	c.wg.Go(func() { run(o) })
 	return nil
 }
