@@ -467,13 +467,20 @@ func TestDurableWorkspace(t *testing.T) {
 		}
 	})
 	t.Run("quota", func(t *testing.T) {
-		if a := c.call("sandbox_exec", m{"session_id": again, "command": "head -c 100M /dev/zero > big; sleep 30", "timeout_seconds": 20}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_WORKSPACE_QUOTA_MB") {
+		if a := c.call("sandbox_exec", m{"session_id": again, "command": "echo before; head -c 100M /dev/zero > big; sleep 30", "timeout_seconds": 20}); !a.IsError ||
+			!strings.HasPrefix(a.Text, "before\n[killed: the workspace holds ") || !strings.Contains(a.Text, "SANDBOX_WORKSPACE_QUOTA_MB") ||
+			a.Structured["over_quota"] != true || a.Structured["stdout"] != "before\n" || a.Structured["exit_code"] != 137.0 {
 			t.Errorf("a filler: %+v", a)
+		}
+		if a := c.exec(again, "true"); a.IsError || !strings.HasPrefix(a.Text, "[note: the workspace holds ") {
+			t.Errorf("a command above the quota: %+v", a)
 		}
 		if a := c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}); !a.IsError || !strings.Contains(a.Text, "QUOTA") {
 			t.Errorf("a write above the quota: %+v", a)
 		}
-		c.exec(again, "rm big")
+		if a := c.exec(again, "rm big"); a.IsError || a.Text != "" {
+			t.Errorf("a command that deletes what was too much: %+v", a)
+		}
 		usable := func() bool {
 			return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError
 		}

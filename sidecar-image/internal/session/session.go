@@ -292,7 +292,7 @@ func (e *ErrQuota) Error() string {
 	}
 	held, remedy := "", "delete something"
 	if n := e.Nameless / mib; n > 0 {
-		held, remedy = fmt.Sprintf(", %d MiB of them in deleted files that are still open", n), "end the processes that have those, or delete something"
+		held, remedy = fmt.Sprintf(", %d MiB of them in deleted files that are still open,", n), "end the processes that have those, or delete something"
 	}
 	return fmt.Sprintf("the workspace holds %d MiB (a file, directory or link counts %d KiB at least)%s and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): %s",
 		(e.Used+mib-1)/mib, workspace.MinEntry>>10, held, e.Quota/mib, remedy)
@@ -314,7 +314,8 @@ const deepFor = patrolEvery
 var errUnmeasured = errors.New("the workspace is still being measured for its quota; try again in a moment")
 
 const (
-	guardEvery = time.Second
+	guardEvery     = time.Second
+	settlePatience = 2 * time.Second
 	// patrolEvery is how often a workspace is measured in which no command runs:
 	// background processes may write. A large one is measured less often.
 	patrolEvery  = 10 * time.Second
@@ -355,6 +356,21 @@ func (s *Session) Quota(ctx context.Context) error {
 		return nil
 	}
 	return s.overQuota()
+}
+
+// Settled is Quota after a command. What was measured under way may no longer be so: a
+// workspace that was over its quota then is measured once more, if that takes no more
+// than settlePatience.
+func (s *Session) Settled(ctx context.Context) error {
+	if err := s.Quota(ctx); err == nil || !s.limited() {
+		return err
+	}
+	select {
+	case <-s.Measure():
+	case <-time.After(settlePatience):
+	case <-ctx.Done():
+	}
+	return s.Quota(ctx)
 }
 
 // Guard measures the workspace while a command runs and ends its context with

@@ -233,6 +233,9 @@ func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
 		if errors.Is(e.err, ErrLost) {
 			return e.err
 		}
+		if e.err == nil {
+			_ = json.Unmarshal(e.payload, out) // as far as it came
+		}
 		return context.Cause(ctx)
 	}
 	if e.err != nil {
@@ -422,7 +425,8 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 }
 
 // Exec runs a command and calls started with its growing output, then waits
-// for its end. stdin may be nil.
+// for its end. stdin may be nil. Of a command that was cancelled, output and exit
+// are returned beside the cause.
 func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started func(*Output)) (*Output, wire.Exit, error) {
 	out := &Output{tail: -1}
 	var id uint32
@@ -467,12 +471,10 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 		defer cancel()
 	}
 	var exit wire.Exit
-	if err := c.wait(ctx, id, s, &exit); err != nil {
-		return out, wire.Exit{}, err
-	}
+	err = c.wait(ctx, id, s, &exit)
 	exit = sane(exit)
 	out.end(exit)
-	return out, exit, nil
+	return out, exit, err
 }
 
 var signalName = regexp.MustCompile(`^SIG[A-Z0-9+]{1,12}$`)
