@@ -7,12 +7,15 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/guest"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"golang.org/x/sys/unix"
 )
 
 // line carries what one end writes to the other, damaged: from the byte at on
@@ -102,4 +105,39 @@ func FuzzBothEnds(f *testing.F) {
 			t.Fatalf("the calls took %v", time.Since(began))
 		}
 	})
+}
+
+// Files that have lost their name are measured; the walk over /work does not find them.
+func TestUnlinked(t *testing.T) {
+	dir := t.TempDir()
+	a, err := guest.New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := net.Pipe()
+	go a.Serve(theirs)
+	c, err := host.Dial(t.Context(), ours, "key", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, err := os.Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20 // what other tests have on this file system changes meanwhile
+	before, err := c.Unlinked(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := c.Unlinked(t.Context()); err != nil || after < before+size/2 {
+		t.Errorf("%d bytes and, with %d more, %d, %v", before, size, after, err)
+	}
 }

@@ -52,6 +52,7 @@ type Manager struct {
 	removing  sync.Map // ids of the sessions in it, and of those that are tried again
 	openings  chan struct{}
 	patrols   chan struct{}
+	census    census
 	wg        sync.WaitGroup
 	ctx       context.Context
 	stop      context.CancelFunc

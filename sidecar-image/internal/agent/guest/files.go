@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
 )
 
 // Paths are confined by os.Root, which resolves each step with openat and
@@ -184,6 +185,16 @@ func (a *Agent) beneath(f *os.File) error {
 		err = &wire.Error{Code: wire.CodeDenied, Message: "path escapes from parent"}
 	}
 	return err
+}
+
+// unlinked tells what of the session's directory no walk through it finds.
+func (c *conn) unlinked(stream uint32, o *op) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(c.a.dir, &st); err != nil {
+		c.finish(stream, o, wire.TError, fileError(err))
+		return
+	}
+	c.finish(stream, o, wire.TDone, wire.File{Size: unlinked.Bytes(st.Dev, unlinked.Processes())})
 }
 
 func regular(st fs.FileInfo, name string) error {
