@@ -76,6 +76,8 @@ func TestRefusedAtBoot(t *testing.T) {
 		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, "needs a docker whose host has /dev/kvm"},
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
+		"no workspaces":     {map[string]string{"SANDBOX_WORKSPACE_ROOT": "/nonexistent/ws"}, "SANDBOX_WORKSPACE_ROOT=/nonexistent/ws: there is no directory /nonexistent to make it in"},
+		"workspaces a file": {map[string]string{"SANDBOX_WORKSPACE_ROOT": p.Agent}, "is no directory"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
 	} {
 		t.Run(name, func(t *testing.T) {
