@@ -77,6 +77,8 @@ func TestRefusedAtBoot(t *testing.T) {
 		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, "needs a docker whose host has /dev/kvm"},
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
+		"no workspaces":     {map[string]string{"SANDBOX_WORKSPACE_ROOT": "/nonexistent/ws"}, "SANDBOX_WORKSPACE_ROOT=/nonexistent/ws: there is no directory /nonexistent to make it in"},
+		"workspaces a file": {map[string]string{"SANDBOX_WORKSPACE_ROOT": p.Agent}, "is no directory"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
 		"host's network":    {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "host"}, `SANDBOX_EGRESS_NETWORK: "host" is no network`},
 		"missing network":   {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "nowhere"}, "SANDBOX_EGRESS_NETWORK=nowhere: the engine has no network of that name"},

@@ -62,6 +62,9 @@ const gvisorNeeds = "a runsc from before August 2024 takes each network namespac
 
 const listTries = 20
 
+// podmanStart is how long a podman that was just started may be silent before that is told.
+const podmanStart = 3 * time.Second
+
 var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // Options configure an Engine.
@@ -118,6 +121,9 @@ type State struct {
 // Open connects to the engine, starting podman when opts.Host is empty, and
 // waits until it answers or ctx ends.
 func Open(ctx context.Context, opts Options) (*Engine, error) {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
 	e := &Engine{opts: opts}
 	host := opts.Host
 	if opts.Runtime == "kata" && host == "" {
@@ -136,11 +142,21 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, fmt.Errorf("engine address %q: %w", host, err)
 	}
 	e.api = api
+	// Told when it begins: an engine that takes a connection may yet say nothing.
+	opts.Log.Info("asking the container engine", "address", host)
+	warnAfter := time.Now()
+	if e.child != nil {
+		warnAfter = warnAfter.Add(podmanStart)
+	}
 	for {
 		err := e.greet(ctx)
 		if err == nil {
 			e.startSweeper()
 			return e, nil
+		}
+		if errors.Is(err, ErrUnavailable) && !warnAfter.IsZero() && time.Now().After(warnAfter) {
+			warnAfter = time.Time{}
+			opts.Log.Warn("waiting for the container engine, which does not answer yet", "address", host, "error", err)
 		}
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 			e.Close()
