@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -144,7 +145,7 @@ func decode(raw json.RawMessage, schema *jsonschema.Schema, value func(string) (
 	var args map[string]json.RawMessage
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &args); err != nil {
-			return fieldError("arguments", "have to be a JSON object, not %s", kindOfJSON(raw))
+			return fieldError("arguments", "have to be a JSON object, not %s", KindOfJSON(raw))
 		}
 	}
 	for name := range args {
@@ -178,7 +179,7 @@ func names(schema *jsonschema.Schema) string {
 }
 
 func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, value func(string) (string, error), into reflect.Value) error {
-	has := kindOfJSON(arg)
+	has := KindOfJSON(arg)
 	var err error
 	switch at := into.Addr().Interface().(type) {
 	case *string:
@@ -199,7 +200,7 @@ func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, va
 			if k, err = value(k); err != nil {
 				break
 			}
-			if has := kindOfJSON(m); has != aString {
+			if has := KindOfJSON(m); has != aString {
 				return fieldError(name, "the value of %q has to be a string, not %s", shown(k), has)
 			}
 			if (*at)[k], err = stringOf(m, value); err != nil {
@@ -235,9 +236,9 @@ const (
 	anObject = "an object"
 )
 
-// kindOfJSON says what a valid JSON text is.
-func kindOfJSON(b []byte) string {
-	switch b[0] {
+// KindOfJSON says what a valid JSON text is.
+func KindOfJSON(b []byte) string {
+	switch b = bytes.TrimLeft(b, " \t\r\n"); b[0] {
 	case '"':
 		return aString
 	case '{':
