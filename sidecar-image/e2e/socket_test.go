@@ -141,10 +141,14 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	stop()
-	eventually(t, 20*time.Second, "the error says that the engine is away", func() bool {
-		return strings.Contains(c.exec(id, "cat f").Text, "the container engine does not answer")
+	eventually(t, 20*time.Second, "the error says that the engine is away, and not where it was", func() bool {
+		a := c.exec(id, "cat f")
+		if strings.Contains(a.Text, filepath.Base(socket)) {
+			t.Errorf("a path of the host: %s", a.Text)
+		}
+		return strings.Contains(a.Text, "the container engine does not answer")
 	})
-	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
 	eventually(t, 5*time.Second, "it is not ready", func() bool {

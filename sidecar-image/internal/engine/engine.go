@@ -52,6 +52,22 @@ const (
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
 
+// unavailable keeps the client's words, which name the engine's address, for the log.
+type unavailable struct {
+	doing string
+	err   error
+}
+
+func (e *unavailable) Error() string {
+	return fmt.Sprintf("%v (%s): %v", ErrUnavailable, e.doing, e.err)
+}
+func (e *unavailable) Unwrap() []error { return []error{ErrUnavailable, e.err} }
+
+// Public is what a session's owner is told.
+func (e *unavailable) Public() string {
+	return fmt.Sprintf("%v (%s); try again in a while, the operator's log says more", ErrUnavailable, e.doing)
+}
+
 const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2"
 
 var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
@@ -115,6 +131,7 @@ type State struct {
 	Running   bool
 	OOMKilled bool
 	ExitCode  int
+	GVisor    bool // whose kernel ends with what it runs when a limit is used up, and tells nobody
 	Labels    map[string]string
 }
 
@@ -280,7 +297,7 @@ func (e *Engine) wrap(doing string, err error) error {
 	case err == nil:
 		return nil
 	case client.IsErrConnectionFailed(err):
-		return fmt.Errorf("%w (%s): %w", ErrUnavailable, doing, err)
+		return &unavailable{doing, err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
@@ -559,7 +576,7 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 		return State{}, false, e.wrap("looking at the session's container", err)
 	}
 	c := found.Container
-	s = State{ID: c.ID, Labels: c.Config.Labels}
+	s = State{ID: c.ID, GVisor: e.opts.Runtime == "runsc" || c.HostConfig != nil && c.HostConfig.Runtime == "runsc", Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
 		if e.child != nil && s.Running && c.State.Pid > 0 {
