@@ -77,6 +77,8 @@ func TestRefusedAtBoot(t *testing.T) {
 		"kata":              {map[string]string{"SANDBOX_RUNTIME": "kata"}, "needs a docker whose host has /dev/kvm"},
 		"policy":            {map[string]string{"SANDBOX_IMAGE_POLICY": "/nonexistent"}, "SANDBOX_IMAGE_POLICY"},
 		"an unsigned image": {map[string]string{"SANDBOX_IMAGE_POLICY": policy(t)}, "SANDBOX_IMAGE_POLICY"},
+		"no workspaces":     {map[string]string{"SANDBOX_WORKSPACE_ROOT": "/nonexistent/ws"}, "SANDBOX_WORKSPACE_ROOT=/nonexistent/ws: there is no directory /nonexistent to make it in"},
+		"workspaces a file": {map[string]string{"SANDBOX_WORKSPACE_ROOT": p.Agent}, "is no directory"},
 		"a wrong variable":  {map[string]string{"SANDBOX_MEM_MB": "much"}, "SANDBOX_MEM_MB"},
 		"host's network":    {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "host"}, `SANDBOX_EGRESS_NETWORK: "host" is no network`},
 		"missing network":   {map[string]string{"SANDBOX_ALLOW_EGRESS": "1", "SANDBOX_EGRESS_NETWORK": "nowhere"}, "SANDBOX_EGRESS_NETWORK=nowhere: the engine has no network of that name"},
@@ -139,10 +141,14 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	stop()
-	eventually(t, 20*time.Second, "the error says that the engine is away", func() bool {
-		return strings.Contains(c.exec(id, "cat f").Text, "the container engine does not answer")
+	eventually(t, 20*time.Second, "the error says that the engine is away, and not where it was", func() bool {
+		a := c.exec(id, "cat f")
+		if strings.Contains(a.Text, filepath.Base(socket)) {
+			t.Errorf("a path of the host: %s", a.Text)
+		}
+		return strings.Contains(a.Text, "the container engine does not answer")
 	})
-	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") {
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
 	eventually(t, 5*time.Second, "it is not ready", func() bool {

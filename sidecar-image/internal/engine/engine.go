@@ -52,6 +52,22 @@ const (
 // answer, as opposed to one that refuses.
 var ErrUnavailable = errors.New("the container engine does not answer")
 
+// unavailable keeps the client's words, which name the engine's address, for the log.
+type unavailable struct {
+	doing string
+	err   error
+}
+
+func (e *unavailable) Error() string {
+	return fmt.Sprintf("%v (%s): %v", ErrUnavailable, e.doing, e.err)
+}
+func (e *unavailable) Unwrap() []error { return []error{ErrUnavailable, e.err} }
+
+// Public is what a session's owner is told.
+func (e *unavailable) Public() string {
+	return fmt.Sprintf("%v (%s); try again in a while, the operator's log says more", ErrUnavailable, e.doing)
+}
+
 const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2"
 
 var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
@@ -61,6 +77,9 @@ var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a contain
 const gvisorNeeds = "a runsc from before August 2024 takes each network namespace of Linux 6.11 and newer for the host's: it needs SANDBOX_ALLOW_EGRESS=0, or a newer runsc, or its flag network=host (SANDBOX_PODMAN_OPTIONS=--runtime-flag=network=host, or docker's runtimeArgs), with which sessions with egress meet Linux's network stack in place of gVisor's"
 
 const listTries = 20
+
+// podmanStart is how long a podman that was just started may be silent before that is told.
+const podmanStart = 3 * time.Second
 
 var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
@@ -112,12 +131,16 @@ type State struct {
 	Running   bool
 	OOMKilled bool
 	ExitCode  int
+	GVisor    bool // whose kernel ends with what it runs when a limit is used up, and tells nobody
 	Labels    map[string]string
 }
 
 // Open connects to the engine, starting podman when opts.Host is empty, and
 // waits until it answers or ctx ends.
 func Open(ctx context.Context, opts Options) (*Engine, error) {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
 	e := &Engine{opts: opts}
 	host := opts.Host
 	if opts.Runtime == "kata" && host == "" {
@@ -136,11 +159,21 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, fmt.Errorf("engine address %q: %w", host, err)
 	}
 	e.api = api
+	// Told when it begins: an engine that takes a connection may yet say nothing.
+	opts.Log.Info("asking the container engine", "address", host)
+	warnAfter := time.Now()
+	if e.child != nil {
+		warnAfter = warnAfter.Add(podmanStart)
+	}
 	for {
 		err := e.greet(ctx)
 		if err == nil {
 			e.startSweeper()
 			return e, nil
+		}
+		if errors.Is(err, ErrUnavailable) && !warnAfter.IsZero() && time.Now().After(warnAfter) {
+			warnAfter = time.Time{}
+			opts.Log.Warn("waiting for the container engine, which does not answer yet", "address", host, "error", err)
 		}
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 			e.Close()
@@ -264,7 +297,7 @@ func (e *Engine) wrap(doing string, err error) error {
 	case err == nil:
 		return nil
 	case client.IsErrConnectionFailed(err):
-		return fmt.Errorf("%w (%s): %w", ErrUnavailable, doing, err)
+		return &unavailable{doing, err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
@@ -517,6 +550,7 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 	x, err := e.api.ExecCreate(ctx, id, client.ExecCreateOptions{
 		Cmd:         []string{agentDir + "/" + agentName, "connect"},
 		User:        fmt.Sprintf("%d:%d", SessionUser, SessionUser),
+		WorkingDir:  "/", // the session may have closed /work to itself
 		AttachStdin: true, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {
@@ -542,7 +576,7 @@ func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err 
 		return State{}, false, e.wrap("looking at the session's container", err)
 	}
 	c := found.Container
-	s = State{ID: c.ID, Labels: c.Config.Labels}
+	s = State{ID: c.ID, GVisor: e.opts.Runtime == "runsc" || c.HostConfig != nil && c.HostConfig.Runtime == "runsc", Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
 		if e.child != nil && s.Running && c.State.Pid > 0 {

@@ -61,7 +61,7 @@ const (
 )
 
 // killAfter is what podman has to end by itself.
-const killAfter = 10 * time.Second
+const killAfter = time.Second
 
 func startPodman(opts Options) (*child, error) {
 	podman, err := exec.LookPath("podman")
