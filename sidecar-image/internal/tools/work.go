@@ -277,17 +277,28 @@ func explain(ctx context.Context, s *session.Session, conn *host.Conn, err error
 		if over := s.Lost(ctx, conn); over != nil {
 			return fmt.Errorf("the call was ended: %w", over)
 		}
-		return fmt.Errorf("the session's container or the engine went away under the call; try once more, and open a new session if that fails (%w)", err)
+		return &lost{err}
 	case errors.As(err, &we) && path != "":
 		return fieldError("path", "%s: %s", path, we.Message)
 	}
 	return err
 }
 
+// lost keeps the connection's own words, which may name the engine's address, for the log.
+type lost struct{ err error }
+
+func (e *lost) Error() string { return e.Public() + " (" + e.err.Error() + ")" }
+func (e *lost) Unwrap() error { return e.err }
+
+// Public is what the session's owner is told.
+func (e *lost) Public() string {
+	return "the session's container or the engine went away under the call; try once more, and open a new session if that fails"
+}
+
 type writeIn struct {
 	SessionID string `json:"session_id" jsonschema:"from sandbox_open"`
 	Path      string `json:"path" jsonschema:"of a file, relative to /work"`
-	Content   string `json:"content"`
+	Content   string `json:"content" jsonschema:"what is in the file then; a large one is best sent as base64, as JSON escapes make text up to six times longer, and the request has a limit too"`
 	Encoding  string `json:"encoding,omitempty" jsonschema:"of content: utf8 (the default) or base64"`
 	Mode      string `json:"mode,omitempty" jsonschema:"permissions in octal, such as 0755; without it 0644, and an existing file keeps its own"`
 }
@@ -450,9 +461,6 @@ func read(ctx context.Context, c *call, in readIn) (*result, readOut, error) {
 		return nil, out, explain(ctx, s, conn, err, name)
 	}
 	left := max(size-out.Offset, 0)
-	if left > limit && in.MaxBytes == nil {
-		return nil, out, fieldError("path", "%s has %d bytes, %d are allowed in one call: read it in parts, with offset and max_bytes", name, size, limit)
-	}
 	limit = min(limit, left+readSlack)
 	made, err := c.http.Hold(ctx, ofFile(limit+maxLead))
 	if err != nil {

@@ -37,16 +37,34 @@ type Root struct {
 }
 
 // New returns the workspaces under dir, which the engine knows as host (empty
-// for the same path), owned by the session uid. quota is in bytes.
+// for the same path), owned by the session uid. quota is in bytes. It makes dir, but not
+// what that lies in: a typo, or a volume that is not mounted, would have the
+// workspaces go with the sidecar's container.
 func New(dir, host string, uid int, quota int64) (*Root, error) {
-	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s must be an absolute path", dir)
-	}
 	if host == "" {
 		host = dir
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s must be an absolute path", dir)
+	}
+	if !filepath.IsAbs(host) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_HOST_ROOT=%s must be an absolute path", host)
+	}
+	if err := os.Mkdir(dir, 0o711); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s: there is no directory %s to make it in: mount the volume, or make that directory", dir, filepath.Dir(dir))
+	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("making SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	return Existing(dir, host, uid, quota)
+}
+
+// Existing is New for a directory that has to be there.
+func Existing(dir, host string, uid int, quota int64) (*Root, error) {
+	switch st, err := os.Stat(dir); {
+	case err != nil:
+		return nil, fmt.Errorf("looking for SANDBOX_WORKSPACE_ROOT: %w", err)
+	case !st.IsDir():
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s is no directory", dir)
 	}
 	return &Root{dir, host, uid, quota}, nil
 }

@@ -354,9 +354,12 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	case c.ops[f.Stream] != nil:
 		c.mu.Unlock()
 		return fmt.Errorf("stream %d is in use", f.Stream)
-	case len(c.ops) >= wire.MaxStreams, isExec && c.execs >= maxExecs:
+	case len(c.ops) >= wire.MaxStreams:
 		c.mu.Unlock()
-		return c.fail(f.Stream, wire.CodeBusy, fmt.Sprintf("the session already has %d commands and file operations under way; wait for one to end", len(c.ops)))
+		return c.fail(f.Stream, wire.CodeBusy, fmt.Sprintf("the session already has %d commands and file operations under way, as many as it may; wait for one to end", wire.MaxStreams))
+	case isExec && c.execs >= maxExecs:
+		c.mu.Unlock()
+		return c.fail(f.Stream, wire.CodeBusy, fmt.Sprintf("the session already runs %d commands, as many as it may at once; wait for one to end", maxExecs))
 	}
 	o := &op{credit: wire.NewCredit(), in: make(chan []byte, wire.Window/wire.MaxData*4), room: wire.Window, exec: isExec}
 	o.ctx, o.cancel = context.WithCancel(context.Background())
