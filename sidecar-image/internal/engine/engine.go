@@ -550,7 +550,6 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 	x, err := e.api.ExecCreate(ctx, id, client.ExecCreateOptions{
 		Cmd:         []string{agentDir + "/" + agentName, "connect"},
 		User:        fmt.Sprintf("%d:%d", SessionUser, SessionUser),
-		WorkingDir:  "/", // the session may have closed /work to itself
 		AttachStdin: true, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {

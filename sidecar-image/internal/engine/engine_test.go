@@ -299,6 +299,40 @@ func TestLimitsOfTheAgent(t *testing.T) {
 	}
 }
 
+// A session that has closed its workspace to itself is reached again.
+func TestConnectToClosedWorkspace(t *testing.T) {
+	p := enginetest.New(t)
+	for _, rt := range runtimes {
+		t.Run(rt, func(t *testing.T) {
+			e := enginetest.Open(t, p.Options(t, rt))
+			dir := t.TempDir()
+			for _, d := range []string{dir, filepath.Dir(dir)} {
+				if err := os.Chmod(d, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Chown(dir, engine.SessionUser, engine.SessionUser); err != nil {
+				t.Fatal(err)
+			}
+			c := open(t, e, p.Image, func(s *engine.Spec) { s.Workspace = dir })
+			c.sh("chmod 0 /work", 5*time.Second)
+			c.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			rw, err := e.Connect(ctx, c.id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.Conn, err = host.Dial(ctx, rw, c.key, nil); err != nil {
+				t.Fatal(err)
+			}
+			if out, exit := c.sh("pwd", 5*time.Second); out != "/work\n" || exit.Code != 0 {
+				t.Errorf("%q, %+v", out, exit)
+			}
+		})
+	}
+}
+
 // stops waits for a container to end.
 func stops(t *testing.T, e *engine.Engine, id, otherwise string) {
 	t.Helper()

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,23 @@ func TestQuotaWords(t *testing.T) {
 	} {
 		if got := e.Error(); !strings.Contains(got, want) {
 			t.Errorf("%q says nothing of %q", got, want)
+		}
+	}
+}
+
+// A session's processes are found by its container, in each layout of cgroups.
+func TestContainersOf(t *testing.T) {
+	a, b := strings.Repeat("a1", 32), strings.Repeat("b2", 32)
+	for cgroup, want := range map[string][]string{
+		"0::/libpod_parent/libpod-" + a + "\n":                          {a},
+		"0::/machine.slice/libpod-" + a + ".scope/container\n":          {a},
+		"0::/system.slice/docker-" + a + ".scope\n":                     {a},
+		"12:pids:/docker/" + a + "\n1:name=systemd:/docker/" + a + "\n": {a},
+		"0::/docker/" + b + "/libpod_parent/libpod-" + a + "\n":         {a, b}, // nested
+		"0::/user.slice/session-1.scope\n":                              nil,
+	} {
+		if got := containersOf(cgroup); !slices.Equal(got, want) {
+			t.Errorf("%q: %v", cgroup, got)
 		}
 	}
 }

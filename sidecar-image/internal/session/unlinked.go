@@ -61,9 +61,16 @@ type census struct {
 	pids map[string][]string
 }
 
-// containerID finds containers in /proc/PID/cgroup: docker and podman name the cgroup of
-// each by its id, and no process can leave it. A nested engine's lie below the sidecar's own.
 var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+
+// containersOf are the ids in a process's /proc/PID/cgroup: docker and podman name the
+// cgroup of each container by its id, and no process can leave it. A nested engine's may
+// lie below the sidecar's own.
+func containersOf(cgroup string) []string {
+	ids := containerID.FindAllString(cgroup, -1) // of each line, in cgroup v1
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
 
 func (c *census) of(container string) []string {
 	c.mu.Lock()
@@ -75,9 +82,7 @@ func (c *census) of(container string) []string {
 			if err != nil {
 				continue
 			}
-			ids := containerID.FindAllString(string(text), -1) // of each line, in cgroup v1
-			slices.Sort(ids)
-			for _, id := range slices.Compact(ids) {
+			for _, id := range containersOf(string(text)) {
 				c.pids[id] = append(c.pids[id], pid)
 			}
 		}
