@@ -58,6 +58,8 @@ type sidecar struct {
 func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger) (err error) {
 	s := &sidecar{cfg: c, version: version, log: log, traces: tracing.Off()}
 	defer s.close()
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	left := fate(c.Host != "" || c.Engine == "docker", os.Getppid(), namespace) // now: the parent may end first
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	// First: a second sidecar has to end here, before it touches what the running one owns.
@@ -101,8 +103,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	case <-ctx.Done():
 	}
 	s.server.Drain()
-	namespace, _ := os.Readlink("/proc/self/ns/pid")
-	log.Info("shutting down; " + fate(c.Host != "" || c.Engine == "docker", os.Getppid(), namespace))
+	log.Info("shutting down; " + left)
 	pctx, cancel := context.WithTimeout(life, poolTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
