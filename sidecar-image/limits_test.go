@@ -47,6 +47,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"server.headerTimeout", "", "time for them to arrive"},
 	{"server.transferTimeout", "", "time for a request's body to arrive, for a piece of an answer to be taken, and to wait for room as below"},
 	{"server.idleTimeout", "", "an HTTP connection without a request"},
+	{"server.drainTimeout", "", "a body that is not wanted is still taken, so that its sender reads the answer"},
 	{"server.maxBatch", "", "messages of one batch"},
 	{"server.maxSafeInteger", "", "largest number as a request's id"},
 	{"tools.LiftMin", "bytes", "a string as a request's id or progress token, with its quotes"},
@@ -83,10 +84,10 @@ var limits = []struct{ constant, unit, text string }{
 
 // inner are those that neither clients nor operators meet.
 var inner = strings.Fields(`
-	agent/guest.helloTimeout agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
+	agent/guest.helloTimeout agent/guest.maxLinks agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/host.maxUnlinked agent/wire.MaxPayload agent/wire.MaxData
 	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.answerTimeout service.poolTimeout service.flushTimeout
 	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.discardsAtOnce session.patrolsAtOnce
-	tools.progressMax tools.shownMax
+	identity.maxTime tools.progressMax tools.shownMax
 `)
 
 // aLimit matches the names of constants that have to be in one of the two.

@@ -284,6 +284,27 @@ func TestExpectations(t *testing.T) {
 	}
 }
 
+// A case that was only too slow runs again, and one that is too slow each time fails.
+func TestSlowCase(t *testing.T) {
+	for _, tc := range []struct {
+		step   string // $MARK has a line for each run before
+		status Status
+		runs   int
+	}{
+		{`{run: 'echo >>$MARK; test $(wc -l <$MARK) -gt 1 || sleep 5', within: 4s}`, Passed, 2},
+		{`{run: 'echo >>$MARK; sleep 0.3', within: 200ms}`, Failed, 3},
+		{`{run: 'echo >>$MARK; sleep 0.3', within: 200ms, stdout: [x]}`, Failed, 1},
+	} {
+		mark := filepath.Join(t.TempDir(), "mark")
+		r := newTestRunner(t, newDirect(), "cases:\n  - {name: x, title: It takes its time, images: [loomcycle], steps: ["+strings.ReplaceAll(tc.step, "$MARK", mark)+"]}\n")
+		rep, _ := report(t, r)
+		runs, err := os.ReadFile(mark)
+		if res := rep.Results[0]; err != nil || res.Status != tc.status || len(runs) != tc.runs {
+			t.Errorf("%s: %s after %d runs: %q %v", tc.step, res.Status, len(runs), res.Message, err)
+		}
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	r := newTestRunner(t, newDirect(), "cases:\n  - {name: x, title: It never ends, images: [loomcycle], timeout: 300ms, steps: [{run: sleep 60 & sleep 60}]}\n")
 	start := time.Now()

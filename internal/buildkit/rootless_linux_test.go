@@ -52,9 +52,11 @@ func nobody(t *testing.T, ids string) (dir, home string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	home = filepath.Join(dir, "home")
-	for _, sub := range []string{"go", "checkout", "home/bin", "step"} {
+	const telemetry = "home/.config/go/telemetry" // of which go leaves a process that outlives the test
+	for _, sub := range []string{"go", "checkout", "home/bin", "step", telemetry} {
 		err = errors.Join(err, os.MkdirAll(filepath.Join(dir, sub), 0o755))
 	}
+	err = errors.Join(err, os.WriteFile(filepath.Join(dir, telemetry, "mode"), []byte("off"), 0o644))
 	self, serr := os.Executable()
 	if err := errors.Join(err, serr, os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "ids"), []byte(ids), 0o644),
 		copyFile(self, filepath.Join(dir, "buildkit.test")),

@@ -156,6 +156,19 @@ func TestPathTricks(t *testing.T) {
 		t.Errorf("outside of /work there is now %q", a.Text)
 	}
 
+	// Links within it are followed, whatever way their targets are written.
+	c.exec(id, "mkdir -p in; echo -n there > in/f; ln -s /work/in/f lw; ln -s /work/in dw; ln -s /work/in/new nw")
+	for _, path := range []string{"lw", "dw/f"} {
+		if a := c.call("sandbox_read", m{"session_id": id, "path": path}); a.IsError || a.Text != "there" {
+			t.Errorf("read of %s: %+v", path, a)
+		}
+	}
+	c.call("sandbox_write", m{"session_id": id, "path": "nw", "content": "new"})
+	c.call("sandbox_write", m{"session_id": id, "path": "lw", "content": "changed"})
+	if a := c.exec(id, "cat in/new in/f; readlink lw"); a.Text != "newchanged/work/in/f\n" {
+		t.Errorf("written through links: %q", a.Text)
+	}
+
 	// A directory and a link to /tmp change places as fast as they can.
 	t.Run("a link that changes places", func(t *testing.T) {
 		c.exec(id, "mkdir x; echo fine > x/hostname; ln -s /tmp y")
@@ -251,6 +264,22 @@ func TestEscapes(t *testing.T) {
 			t.Errorf("after it: %+v", a)
 		}
 	})
+}
+
+// gVisor's kernel ends with what it runs when a limit is used up, and no engine is told why:
+// the session's owner hears of the limits all the same.
+func TestLimitsOfGVisor(t *testing.T) {
+	s := start(t, "runsc", map[string]string{"SANDBOX_MEM_MB": "256", "SANDBOX_TMPFS_MB": "64", "SANDBOX_PIDS": "128"})
+	c := s.client()
+	for name, command := range map[string]string{"memory": "python3 -c 'x = bytearray(1 << 30)'", "processes": "b() { b | b & }; b; sleep 30"} {
+		id := c.open(m{})
+		for _, command := range []string{command, "true"} {
+			a := c.call("sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 30})
+			if !a.IsError || !strings.Contains(a.Text, "256 MiB of memory (mem_mb)") || !strings.Contains(a.Text, "(pids)") {
+				t.Errorf("%s, %q: %.300s", name, command, a.Text)
+			}
+		}
+	}
 }
 
 func TestResourceAttacks(t *testing.T) {

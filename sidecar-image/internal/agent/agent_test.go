@@ -7,12 +7,16 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/guest"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"golang.org/x/sys/unix"
 )
 
 // line carries what one end writes to the other, damaged: from the byte at on
@@ -102,4 +106,140 @@ func FuzzBothEnds(f *testing.F) {
 			t.Fatalf("the calls took %v", time.Since(began))
 		}
 	})
+}
+
+// dial connects a host to an agent for dir.
+func dial(t *testing.T, dir string) *host.Conn {
+	t.Helper()
+	a, err := guest.New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := net.Pipe()
+	go a.Serve(theirs)
+	c, err := host.Dial(t.Context(), ours, "key", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Links lead where they do for the session's own commands, as long as that is in its directory.
+func TestLinks(t *testing.T) {
+	base, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	work, outside := filepath.Join(base, "work"), filepath.Join(base, "work2")
+	for _, d := range []string{filepath.Join(work, "d", "e"), outside} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{filepath.Join(work, "d", "f"), filepath.Join(outside, "f")} {
+		if err := os.WriteFile(f, []byte("old"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{
+		"abs": work + "/d/f", "slashes": "//" + work + "//d/./f", "dir": work + "/d", "top": work, "d/up": work + "/d/..", "rel": "d/f", "d/rel": "../abs", "twice": "top/d/up/dir/f", "new": work + "/d/new", "deep": work + "/d/e/new/f",
+		"out": outside + "/f", "outdir": outside, "beside": work + "/../work2/f", "back": outside + "/../work/d/f", "through": "top/../work2/f", "etc": "/etc/passwd", "proc": "/proc/self/cwd", "loop": work + "/loop",
+	} {
+		if err := os.Symlink(to, filepath.Join(work, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := dial(t, work)
+	const leads = "it leads out of /work, through a symbolic link or .."
+	for _, tc := range []struct{ path, at, refused string }{
+		{"abs", "d/f", ""}, {"slashes", "d/f", ""}, {"dir/f", "d/f", ""}, {"top/d/f", "d/f", ""}, {"d/up/d/f", "d/f", ""}, {"rel", "d/f", ""}, {"d/rel", "d/f", ""}, {"twice", "d/f", ""},
+		{"new", "d/new", ""}, {"deep", "d/e/new/f", ""}, {"dir/more/f", "d/more/f", ""},
+		{"out", "", leads}, {"outdir/f", "", leads}, {"outdir/new", "", leads}, {"beside", "", leads}, {"back", "", leads}, {"through", "", leads}, {"etc", "", leads}, {"proc/x", "", leads},
+		{"loop", "", "too many levels of symbolic links"}, {"top", "", "is a directory"},
+	} {
+		err := c.WriteFile(t.Context(), tc.path, 0, []byte(tc.path))
+		if tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
+			t.Errorf("writing %s: %v, want %q", tc.path, err, tc.refused)
+		}
+		got, _, err := c.ReadFile(t.Context(), wire.Read{Path: tc.path, Max: 100})
+		if tc.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.refused) {
+				t.Errorf("reading %s: %q, %v, want %q", tc.path, got, err, tc.refused)
+			}
+			continue
+		}
+		if on, _ := os.ReadFile(filepath.Join(work, tc.at)); err != nil || string(got) != tc.path || string(on) != tc.path {
+			t.Errorf("%s reads %q, %v, and %s holds %q", tc.path, got, err, tc.at, on)
+		}
+		if to, err := os.Readlink(filepath.Join(work, tc.path)); err != nil && !strings.HasSuffix(tc.path, "/f") {
+			t.Errorf("%s is no link any more: %q, %v", tc.path, to, err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(work, "d/f")); err != nil || st.Mode().Perm() != 0o640 {
+		t.Errorf("the target has not kept its mode: %v, %v", st.Mode(), err)
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 1 {
+		t.Errorf("outside there are now %v, %v", left, err)
+	}
+	if b, _ := os.ReadFile(filepath.Join(outside, "f")); string(b) != "old" {
+		t.Errorf("outside was written to: %q", b)
+	}
+}
+
+// One command too many is told of commands, and how many there may be.
+func TestTooManyCommands(t *testing.T) {
+	c := dial(t, t.TempDir())
+	ctx := t.Context()
+	started := make(chan struct{})
+	for range 16 {
+		go func() {
+			_, _, _ = c.Exec(ctx, wire.Exec{Command: "echo; exec sleep 10", MaxOutput: 100, Live: true, Timeout: time.Minute}, nil, func(o *host.Output) {
+				go func() {
+					for ctx.Err() == nil {
+						if _, n := o.Live(1); n > 0 {
+							started <- struct{}{}
+							return
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				}()
+			})
+		}()
+	}
+	for range 16 {
+		<-started
+	}
+	_, _, err := c.Exec(t.Context(), wire.Exec{Command: "true", MaxOutput: 100}, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "already runs 16 commands, as many as it may at once") {
+		t.Errorf("the 17th command: %v", err)
+	}
+	if err := c.WriteFile(t.Context(), "f", 0, []byte("x")); err != nil {
+		t.Errorf("a file beside them: %v", err)
+	}
+}
+
+// Files that have lost their name are measured; the walk over /work does not find them.
+func TestUnlinked(t *testing.T) {
+	dir := t.TempDir()
+	c := dial(t, dir)
+	f, err := os.Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20 // what other tests have on this file system changes meanwhile
+	before, err := c.Unlinked(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := c.Unlinked(t.Context()); err != nil || after < before+size/2 {
+		t.Errorf("%d bytes and, with %d more, %d, %v", before, size, after, err)
+	}
 }

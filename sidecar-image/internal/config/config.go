@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -134,7 +135,7 @@ var Vars = []Var{
 	{"SANDBOX_IMAGE_POLICY", "", "file of who may sign session images: public keys in PEM, or YAML with keys and identities; one of them must have signed an image (cosign sign) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
 
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
-	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
+	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those, by its name; host, none and other modes are refused", egressNetwork},
 	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
 	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for; lowered to those of the engine's host", float(func(c *Config) *float64 { return &c.MaxCPU })},
 	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, LeastMemMB)},
@@ -383,6 +384,19 @@ func tokens(bare bool) func(*Config, string) error {
 		c.Tokens = append(c.Tokens, t...)
 		return err
 	}
+}
+
+var networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+
+// egressNetwork takes networks alone. The engines' modes are not: host and another's namespace
+// (container:, ns:) are what sessions are kept from, slirp4netns, pasta and private can lead to the
+// host's loopback, and default is one of these where podman is rootless.
+func egressNetwork(c *Config, v string) error {
+	if !networkName.MatchString(v) || slices.Contains([]string{"host", "none", "private", "default", "slirp4netns", "pasta", "no-pod"}, strings.ToLower(v)) {
+		return fmt.Errorf("%q is no network of an engine: bridge, or the name of one that was made with `network create`; a mode such as host, container:NAME or slirp4netns gives sessions what is not theirs", v)
+	}
+	c.EgressNetwork = v
+	return nil
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)

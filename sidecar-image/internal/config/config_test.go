@@ -82,6 +82,20 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// What an engine takes for a network and is none, or not the session's own.
+func TestEgressNetwork(t *testing.T) {
+	for name, refused := range map[string]bool{
+		"bridge": false, "podman": false, "sandbox-egress": false, "Net_1.x": false, "hostnet": false, "nonesuch": false,
+		"host": true, "Host": true, "none": true, "container:abc": true, "ns:/proc/1/ns/net": true, "pod:x": true, "private": true, "default": true, "slirp4netns": true,
+		"slirp4netns:allow_host_loopback=true": true, "pasta": true, "pasta:-T,auto": true, "bridge:ip=10.88.0.9": true, "bridge,other": true, "../x": true, " ": true, "-x": true,
+	} {
+		c, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_EGRESS_NETWORK": name})
+		if (err != nil) != refused || err == nil && c.EgressNetwork != name || err != nil && !strings.Contains(err.Error(), "SANDBOX_EGRESS_NETWORK: ") {
+			t.Errorf("%q: %q, %v", name, c.EgressNetwork, err)
+		}
+	}
+}
+
 // What would only show when it is too late is refused at boot, with the variable named
 // and without what it may hold of a password.
 func TestRefused(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -258,6 +260,9 @@ var ErrToken = errors.New("a valid Authorization: Bearer token is required")
 // identity where one is required.
 var ErrNoIdentity = fmt.Errorf("this sidecar requires a signed identity: send it in the %s header of the request", HeaderIdentity)
 
+// ErrHeader is wrapped by the errors of headers that are malformed, whoever sent them.
+var ErrHeader = errors.New("the request's headers are not valid")
+
 // Who is a request's author.
 type Who struct {
 	session.Caller
@@ -291,11 +296,11 @@ func (a *Authenticator) Authenticate(h http.Header) (Who, error) {
 	}{{HeaderRun, &c.RootRun}, {HeaderTenant, &c.Tenant}} {
 		values := h.Values(x.header)
 		if len(values) > 1 {
-			return Who{}, fmt.Errorf("more than one %s header", x.header)
+			return Who{}, fmt.Errorf("%w: more than one %s", ErrHeader, x.header)
 		}
 		if len(values) == 1 {
 			if *x.to, err = tag(x.header, values[0]); err != nil {
-				return Who{}, err
+				return Who{}, fmt.Errorf("%w: %w", ErrHeader, err)
 			}
 		}
 	}
@@ -333,6 +338,37 @@ type claims struct {
 	RootRun   string `json:"root_run"`
 }
 
+// maxTime is the last second of the year 9999, the last that RFC 3339 can write.
+const maxTime = 253402300799
+
+// noTime is a claim that is not the time which it has to be.
+type noTime string
+
+func (c noTime) Error() string {
+	return fmt.Sprintf("its %s is not a valid time, which is a number of seconds since 1970", string(c))
+}
+
+// UnmarshalJSON refuses times that the library would take for others: it reads a string as a
+// number (RFC 7519 section 2 has only numbers), and one beyond all calendars as long past.
+func (c *claims) UnmarshalJSON(b []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return err
+	}
+	for name, v := range all {
+		for _, t := range []string{"exp", "nbf", "iat"} {
+			if !strings.EqualFold(name, t) || string(v) == "null" {
+				continue
+			}
+			if n, err := strconv.ParseFloat(string(v), 64); err != nil || n < 0 || n > maxTime {
+				return noTime(t)
+			}
+		}
+	}
+	type plain claims
+	return json.Unmarshal(b, (*plain)(c))
+}
+
 func (a *Authenticator) identity(token string) (Who, error) {
 	refuse := func(err error) (Who, error) {
 		return Who{}, fmt.Errorf("%s: %w", HeaderIdentity, err)
@@ -347,6 +383,11 @@ func (a *Authenticator) identity(token string) (Who, error) {
 	}
 	if !slices.Contains(Algorithms, t.Method.Alg()) {
 		return refuse(errors.New("its algorithm is not allowed"))
+	}
+	// Whoever does not understand one that is named there has to refuse the token (RFC 7515
+	// section 4.1.11), and no extension is understood here.
+	if _, ok := t.Header["crit"]; ok {
+		return refuse(errors.New("its header has crit, which names extensions that are not understood here"))
 	}
 	who := session.Caller{Tenant: c.Tenant, RootRun: c.RootRun}
 	subject := c.Principal
@@ -405,6 +446,9 @@ func (a *Authenticator) Use(w Who) error {
 
 // reason says what is wrong with a token without repeating any of it.
 func reason(err error) error {
+	if claim := noTime(""); errors.As(err, &claim) {
+		return claim
+	}
 	for _, x := range []struct {
 		is  error
 		say string

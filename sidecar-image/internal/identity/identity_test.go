@@ -8,7 +8,10 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -168,8 +171,8 @@ func TestTags(t *testing.T) {
 	for _, h := range []http.Header{
 		header(HeaderRun, "a", HeaderRun, "b"), header(HeaderRun, strings.Repeat("x", 257)), header(HeaderTenant, "a\x00b"), header(HeaderTenant, "\xff"),
 	} {
-		if who, err := a.Authenticate(h); err == nil {
-			t.Errorf("%v was let in as %+v", h, who)
+		if who, err := a.Authenticate(h); !errors.Is(err, ErrHeader) {
+			t.Errorf("%v was let in as %+v, or refused for another reason: %v", h, who, err)
 		}
 	}
 }
@@ -203,6 +206,16 @@ func TestAttestedIdentity(t *testing.T) {
 		}
 		return s
 	}
+	crit := func(m jwt.SigningMethod, kid string, key any, header map[string]any) string {
+		tok := jwt.NewWithClaims(m, good(nil))
+		tok.Header["kid"] = kid
+		maps.Copy(tok.Header, header)
+		s, err := tok.SignedString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	es := func(change func(jwt.MapClaims)) string { return sign(jwt.SigningMethodES256, "k1", key, good(change)) }
 	valid := es(nil)
 	parts := strings.Split(valid, ".")
@@ -215,6 +228,16 @@ func TestAttestedIdentity(t *testing.T) {
 		{"expired", es(func(c jwt.MapClaims) { c["exp"] = now.Add(-time.Minute).Unix() }), "expired"},
 		{"no expiry", es(func(c jwt.MapClaims) { delete(c, "exp") }), "lacks"},
 		{"not yet valid", es(func(c jwt.MapClaims) { c["nbf"] = now.Add(time.Minute).Unix() }), "not valid yet"},
+		{"an expiry as a string", es(func(c jwt.MapClaims) { c["exp"] = fmt.Sprint(now.Add(time.Minute).Unix()) }), "its exp is not a valid time"},
+		{"a start as a string", es(func(c jwt.MapClaims) { c["nbf"] = "0" }), "its nbf is not a valid time"},
+		{"an expiry beyond all calendars", es(func(c jwt.MapClaims) { c["exp"] = 1e30 }), "its exp is not a valid time"},
+		{"an expiry before 1970", es(func(c jwt.MapClaims) { c["exp"] = -1 }), "its exp is not a valid time"},
+		{"an expiry of an object", es(func(c jwt.MapClaims) { c["exp"] = map[string]any{} }), "its exp is not a valid time"},
+		{"a fraction of a second", es(func(c jwt.MapClaims) { c["exp"] = float64(now.Unix()) + 59.5 }), ""},
+		{"null as a start", es(func(c jwt.MapClaims) { c["nbf"] = nil }), ""},
+		{"an unknown critical header", crit(jwt.SigningMethodES256, "k1", key, map[string]any{"crit": []string{"x"}, "x": 1}), "crit"},
+		{"a payload that is not encoded", crit(jwt.SigningMethodRS256, "k2", rsaKey, map[string]any{"crit": []string{"b64"}, "b64": false}), "crit"},
+		{"no critical header in the list", crit(jwt.SigningMethodES256, "k1", key, map[string]any{"crit": []string{}}), "crit"},
 		{"wrong audience", es(func(c jwt.MapClaims) { c["aud"] = "other" }), "audience"},
 		{"no audience", es(func(c jwt.MapClaims) { delete(c, "aud") }), ""},
 		{"wrong issuer", es(func(c jwt.MapClaims) { c["iss"] = "mallory" }), "issuer"},

@@ -13,10 +13,12 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"crypto/rand"
 
@@ -44,6 +46,8 @@ const (
 	// without a request is kept.
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
+	// drainTimeout is for what is still sent of a body that nobody wants.
+	drainTimeout = 2 * time.Second
 	// bodyOnTrust bounds what is reserved for a body before it has come, in bytes.
 	bodyOnTrust = 2 << 20
 	// So are the answers, from before they are made until the client has them, and in
@@ -146,7 +150,7 @@ func (s *Server) afterBoot(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.booted.Load() {
 			w.Header().Set("Retry-After", "5")
-			http.Error(w, "the sidecar is starting: it fetches the key set of identities, pulls the session image where that is missing, and tries a session", http.StatusServiceUnavailable)
+			s.turnAway(w, r, http.StatusServiceUnavailable, "the sidecar is starting: it fetches the key set of identities, pulls the session image where that is missing, and tries a session")
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -189,20 +193,39 @@ func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="sandbox"`)
 	}
-	// The body has not been read: keep no connection that is full of it.
+	s.turnAway(w, r, status, err.Error())
+}
+
+// turnAway answers a request whose body has not been read, and closes its connection. What
+// the client still sends is taken for a while, and dropped: a connection that is closed while it
+// sends is reset, and the answer lost with it.
+func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, status int, text string) {
 	w.Header().Set("Connection", "close")
-	http.Error(w, err.Error(), status)
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)+1)) // whole before its connection ends
+	w.WriteHeader(status)
+	fmt.Fprintln(w, text)
+	rc := http.NewResponseController(w)
+	if rc.Flush() != nil || r.ContentLength == 0 {
+		return
+	}
+	_ = rc.SetReadDeadline(time.Now().Add(min(drainTimeout, s.timeout)))
+	_, _ = io.CopyN(io.Discard, r.Body, 6*s.MaxBody) // the largest content, all of it escaped, fits
 }
 
 func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	w = &answerWriter{w, http.NewResponseController(w), s.timeout}
 	who, err := s.Auth.Authenticate(r.Header)
 	if err != nil {
-		reason := "identity"
-		if errors.Is(err, identity.ErrToken) {
+		status, reason := http.StatusUnauthorized, "identity"
+		switch {
+		case errors.Is(err, identity.ErrToken):
 			reason = "token"
+		case errors.Is(err, identity.ErrHeader):
+			status, reason = http.StatusBadRequest, "header"
 		}
-		s.deny(w, r, http.StatusUnauthorized, reason, err)
+		s.deny(w, r, status, reason, err)
 		return
 	}
 	switch r.Method {
@@ -222,7 +245,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		status, reason := http.StatusBadRequest, "body"
 		if errors.As(err, &tooLong) {
 			status, reason = http.StatusRequestEntityTooLarge, "too_large"
-			err = fmt.Errorf("the request body is larger than %d bytes", s.MaxBody)
+			err = fmt.Errorf("the request body is larger than %d bytes; characters that are escaped in JSON take up to six times their length: send a large content with encoding base64, or write it in parts", s.MaxBody)
 		} else if errors.Is(err, errBusy) {
 			status, reason = http.StatusServiceUnavailable, "busy"
 			w.Header().Set("Retry-After", "1")
@@ -236,18 +259,30 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req := &tools.Request{Who: who, JSON: !accepts(r.Header, "text/event-stream")}
-	body = req.Lift(body)
-	msgs, err := messages(body)
+	var msgs []message
+	if !utf8.Valid(body) { // what is none would be replaced without a word
+		err = &fault{jsonrpc.CodeParseError, http.StatusBadRequest, "the body is not UTF-8, which JSON has to be"}
+	} else {
+		body = req.Lift(body)
+		msgs, err = messages(body)
+	}
 	if err == nil {
 		err = names(msgs, req)
 	}
 	if err != nil {
-		s.refused(r, "request", err)
-		writeError(w, http.StatusBadRequest, nil, jsonrpc.CodeInvalidRequest, err.Error())
+		wrong, id := (*fault)(nil), idOf(msgs)
+		_ = errors.As(err, &wrong) // both return no other
+		if len(msgs) != 1 || req.StandsIn(id) {
+			id, wrong.status = nil, http.StatusBadRequest
+		}
+		if wrong.status != http.StatusOK {
+			s.refused(r, "request", err)
+		}
+		writeError(w, wrong.status, id, wrong.code, wrong.text)
 		return
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	refusal := &refusal{ResponseWriter: req.Writer(w), server: s, request: r, body: body, msgs: msgs}
+	refusal := &refusal{ResponseWriter: req.Writer(w), server: s, request: r, msgs: msgs}
 	defer refusal.end()
 	w = refusal
 	var msg message
@@ -266,8 +301,8 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	case msg.Method == "tools/call" && len(msg.ID) > 0:
 		req.Release = release
 		defer s.track(key(msg.ID), cancelled)()
-	case msg.Method == "notifications/cancelled" && len(msg.Params.RequestID) > 0:
-		s.cancel(key(msg.Params.RequestID))
+	case msg.Method == "notifications/cancelled" && len(msg.requestID) > 0:
+		s.cancel(key(msg.requestID))
 	}
 	done := make(chan struct{})
 	defer close(done)

@@ -343,6 +343,56 @@ func TestUnwantedBody(t *testing.T) {
 	}
 }
 
+// Who sends a body that is turned away, and reads the answer only after it, gets the answer
+// and no reset.
+func TestAnswerToUnwantedBody(t *testing.T) {
+	s, srv := serve(t, 10*time.Second)
+	full := fill(t, s.large, "other")
+	defer full()
+	s.timeout = time.Second // to wait for room
+	for _, tc := range []struct {
+		what, token string
+		chunked     bool
+		size        int64
+		header      string
+		want        int
+	}{
+		{"too large, announced", main, false, s.MaxBody + 16<<20, "", http.StatusRequestEntityTooLarge},
+		{"too large, in chunks", main, true, s.MaxBody + 16<<20, "", http.StatusRequestEntityTooLarge},
+		{"no room", other, false, 24 << 20, "", http.StatusServiceUnavailable},
+		{"no token", wrong, false, 24 << 20, "", http.StatusUnauthorized},
+		{"a run that is none", main, false, 24 << 20, strings.Repeat("x", 257), http.StatusBadRequest},
+	} {
+		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		framing := fmt.Sprintf("Content-Length: %d", tc.size)
+		if tc.chunked {
+			framing = "Transfer-Encoding: chunked"
+		}
+		fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nX-Loom-Root-Run: %s\r\n%s\r\n\r\n", tc.token, tc.header, framing)
+		piece := strings.Repeat(" ", 1<<20)
+		if tc.chunked {
+			piece = fmt.Sprintf("%x\r\n%s\r\n", 1<<20, piece)
+		}
+		for sent := int64(0); sent < tc.size; sent += 1 << 20 {
+			if _, err := io.WriteString(conn, piece); err != nil {
+				t.Errorf("%s: sending after %d bytes: %v", tc.what, sent, err)
+				break
+			}
+		}
+		resp, text := answer(t, conn, 20*time.Second)
+		if resp.StatusCode != tc.want {
+			t.Errorf("%s: %s %s", tc.what, resp.Status, text)
+		}
+		if tc.want == http.StatusRequestEntityTooLarge && !strings.Contains(text, "base64") {
+			t.Errorf("%s: no remedy in %q", tc.what, text)
+		}
+	}
+}
+
 // A request is answered under its own name, or refused when it has none, and what is no
 // request gets a JSON-RPC error.
 func TestMessages(t *testing.T) {
@@ -360,7 +410,7 @@ func TestMessages(t *testing.T) {
 		{"the longest id", call(name(tools.LiftMin)), http.StatusOK, `"id":` + name(tools.LiftMin)},
 		{"an id above it", call(name(tools.LiftMin + 1)), http.StatusBadRequest, invalid},
 		{"one of a batch", `[` + ping + `,` + call(name(20<<10)) + `]`, http.StatusBadRequest, invalid},
-		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, invalid},
+		{"a progress token", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"progressToken":` + name(20<<10) + `}}}`, http.StatusBadRequest, `"id":1,"error":{"code":-32600`},
 		{"another long string", `{"jsonrpc":"2.0","method":"ping","id":1,"params":{"_meta":{"x":` + name(20<<10) + `}}}`, http.StatusOK, `"id":1`},
 
 		{"a string", call(`"a"`), http.StatusOK, `"id":"a"`},
@@ -383,7 +433,24 @@ func TestMessages(t *testing.T) {
 		{"in a batch", `[` + ping + `,{"jsonrpc":"2.0","id":8,"method":"nope"}]`, http.StatusBadRequest, invalid},
 		{"with null", `{"jsonrpc":"2.0","id":null,"method":"nope"}`, http.StatusBadRequest, invalid},
 		{"an unknown notification", `{"jsonrpc":"2.0","method":"notifications/nope"}`, http.StatusAccepted, ""},
-		{"no method", `{"jsonrpc":"2.0","id":1}`, http.StatusAccepted, ""}, // an answer, by its form
+		{"no method", `{"jsonrpc":"2.0","id":1}`, http.StatusBadRequest, `"id":1,"error":{"code":-32600,"message":"the message has no method`},
+		{"no method in a batch", `[` + ping + `,{"jsonrpc":"2.0","id":1}]`, http.StatusBadRequest, invalid},
+		{"an answer", `{"jsonrpc":"2.0","id":1,"result":{}}`, http.StatusAccepted, ""},
+		{"an error", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}`, http.StatusAccepted, ""},
+		{"an error that is none", `{"jsonrpc":"2.0","id":1,"error":5}`, http.StatusBadRequest, `"error has to be an object, not a number"`},
+		{"a method that is a number", `{"jsonrpc":"2.0","id":1,"method":5}`, http.StatusBadRequest, `"method has to be a string, not a number"`},
+		{"a version that is a number", `{"jsonrpc":2,"id":1,"method":"ping"}`, http.StatusBadRequest, `"jsonrpc has to be \"2.0\""`},
+		{"another message after it", ping + `{}`, http.StatusBadRequest, parse},
+		{"a letter after a batch", `[` + ping + `]x`, http.StatusBadRequest, parse},
+		{"an empty batch", `[]`, http.StatusBadRequest, invalid},
+		{"a batch of no objects", `[[]]`, http.StatusBadRequest, `"a message is a JSON object, not an array"`},
+		{"no UTF-8", "{\"jsonrpc\":\"2.0\",\"id\":\"\xff\",\"method\":\"ping\"}", http.StatusBadRequest, parse},
+		{"params that are an array", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}`, http.StatusOK, `"id":1,"error":{"code":-32602,"message":"params has to be an object, not an array"}`},
+		{"a tool's name that is a number", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`, http.StatusOK, `"params.name has to be a string, not a number"`},
+		{"one in a batch", `[` + ping + `,{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":5}}]`, http.StatusBadRequest, `"id":null,"error":{"code":-32602`},
+		{"a client's name that is a number", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"clientInfo":{"name":5}}}`, http.StatusOK, `"params.clientInfo.name has to be a string, not a number"`},
+		{"roots that are a truth", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"capabilities":{"roots":true}}}`, http.StatusOK, `"params.capabilities.roots has to be an object, not a boolean"`},
+		{"a level that is an array", `{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{"level":[]}}`, http.StatusOK, `"params.level has to be a string, not an array"`},
 		{"an empty one", `{"jsonrpc":"2.0","id":8,"method":""}`, http.StatusOK, `"id":8,"error":{"code":-32601`},
 		{"another version", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, http.StatusBadRequest, `"id":1,"error":{"code":-32600`},
 		{"a name of other letters", `{"jsonrpc":"2.0","method":"ping","id":1,"ID":1.5}`, http.StatusOK, `"id":1`},

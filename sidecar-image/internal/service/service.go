@@ -207,6 +207,11 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	if err := session.Try(tctx, s.engine, s.store.Instance, spec); err != nil {
 		return fmt.Errorf("a trial session does not start with SANDBOX_RUNTIME=%q on this engine: %w", c.Runtime, err)
 	}
+	if spec.Egress = c.AllowEgress; spec.Egress {
+		if err := session.Try(tctx, s.engine, s.store.Instance, spec); err != nil {
+			return fmt.Errorf("a trial session with egress does not start with SANDBOX_RUNTIME=%q and SANDBOX_EGRESS_NETWORK=%s on this engine: %w", c.Runtime, c.EgressNetwork, err)
+		}
+	}
 	s.sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: s.log, Default: s.tools.DefaultSpec,
 		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, PerTenant: c.PerTenant, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},
 		Observe: session.Observer{Opened: s.tools.Metrics.Opened, Closed: s.tools.Metrics.Closed}})

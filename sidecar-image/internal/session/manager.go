@@ -55,6 +55,7 @@ type Manager struct {
 	removing sync.Map // ids of the sessions in it, and of those that are tried again
 	openings chan struct{}
 	patrols  chan struct{}
+	census   census
 	wg       sync.WaitGroup
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -569,6 +570,8 @@ func (m *Manager) died(ctx context.Context, s *Session) error {
 	switch {
 	case ok && st.OOMKilled:
 		why = ended("oom", "the session has ended: it ran out of its %d MiB of memory; open a new one, with a larger mem_mb if the operator allows it", s.MemMB)
+	case ok && st.GVisor:
+		why = ended("died", "the session has ended (its container exited with %d): under gVisor that mostly comes of using up its %d MiB of memory (mem_mb) or its processes and threads (pids); open a new one with sandbox_open, with more if the operator allows it", st.ExitCode, s.MemMB)
 	case ok:
 		why = ended("died", "the session has ended by itself (its container exited with %d); open a new one with sandbox_open", st.ExitCode)
 	}

@@ -1,7 +1,9 @@
 package tools
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -9,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -144,7 +147,7 @@ func decode(raw json.RawMessage, schema *jsonschema.Schema, value func(string) (
 	var args map[string]json.RawMessage
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &args); err != nil {
-			return fieldError("arguments", "have to be a JSON object, not %s", kindOfJSON(raw))
+			return fieldError("arguments", "have to be a JSON object, not %s", KindOfJSON(raw))
 		}
 	}
 	for name := range args {
@@ -178,7 +181,7 @@ func names(schema *jsonschema.Schema) string {
 }
 
 func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, value func(string) (string, error), into reflect.Value) error {
-	has := kindOfJSON(arg)
+	has := KindOfJSON(arg)
 	var err error
 	switch at := into.Addr().Interface().(type) {
 	case *string:
@@ -199,7 +202,7 @@ func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, va
 			if k, err = value(k); err != nil {
 				break
 			}
-			if has := kindOfJSON(m); has != aString {
+			if has := KindOfJSON(m); has != aString {
 				return fieldError(name, "the value of %q has to be a string, not %s", shown(k), has)
 			}
 			if (*at)[k], err = stringOf(m, value); err != nil {
@@ -223,10 +226,42 @@ func decodeField(name string, arg json.RawMessage, schema *jsonschema.Schema, va
 }
 
 func stringOf(literal json.RawMessage, value func(string) (string, error)) (s string, err error) {
-	if err := json.Unmarshal(literal, &s); err != nil {
+	if s, err = unquote(literal); err != nil {
 		return "", err
 	}
 	return value(s)
+}
+
+// unquote reads a JSON string. One with half of a surrogate pair is refused: it has no UTF-8, and
+// would become U+FFFD without a word.
+func unquote(literal []byte) (s string, err error) {
+	if err := json.Unmarshal(literal, &s); err != nil {
+		return "", errors.New("is no valid JSON string")
+	}
+	for rest := literal; ; {
+		i := bytes.IndexByte(rest, '\\')
+		if i < 0 {
+			return s, nil
+		}
+		if rest = rest[i+1:]; rest[0] != 'u' { // the text is valid: something follows, and here four digits
+			rest = rest[1:]
+			continue
+		}
+		r := unit(rest[1:])
+		if rest = rest[5:]; !utf16.IsSurrogate(r) {
+			continue
+		}
+		if len(rest) < 6 || rest[0] != '\\' || rest[1] != 'u' || utf16.DecodeRune(r, unit(rest[2:])) == utf8.RuneError {
+			return "", fmt.Errorf("holds \\u%04x, half of a surrogate pair, which is no character: send bytes that are no text with encoding base64, where the tool has one", r)
+		}
+		rest = rest[6:]
+	}
+}
+
+// unit is the UTF-16 code unit of four hexadecimal digits.
+func unit(digits []byte) rune {
+	n, _ := strconv.ParseUint(string(digits[:4]), 16, 16)
+	return rune(n)
 }
 
 const (
@@ -235,9 +270,9 @@ const (
 	anObject = "an object"
 )
 
-// kindOfJSON says what a valid JSON text is.
-func kindOfJSON(b []byte) string {
-	switch b[0] {
+// KindOfJSON says what a valid JSON text is.
+func KindOfJSON(b []byte) string {
+	switch b = bytes.TrimLeft(b, " \t\r\n"); b[0] {
 	case '"':
 		return aString
 	case '{':

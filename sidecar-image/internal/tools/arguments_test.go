@@ -313,3 +313,31 @@ func TestPartsOfText(t *testing.T) {
 func plainRequest() *mcp.CallToolRequest {
 	return &mcp.CallToolRequest{Params: &mcp.CallToolParamsRaw{}}
 }
+
+// Half of a surrogate pair is no character; what it would silently become is refused, lifted
+// out of the request or not.
+func TestHalfACharacter(t *testing.T) {
+	tl := defaults(t)
+	schema, err := tl.inputSchema(reflect.TypeFor[writeIn]())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, padding := range []string{"", strings.Repeat("x", LiftMin)} {
+		for text, want := range map[string]string{
+			`\ud83d\ude00`: "😀", `\\ud800`: `\ud800`, `\u005cud800`: `\ud800`, `\ufffd`: "\uFFFD", `\\\ud83d\ude00\n`: "\\😀\n", `\u0441\u043B`: "сл",
+			`\ud800`: "", `\uDFFF`: "", `\ud83d\ud83d\ude00`: "", `\ude00\ud83d`: "", `\ud83dx`: "", `\ud83d\n`: "", `\\\ud800`: "", `\ud83d\u0041`: "",
+		} {
+			body := `{"session_id":"s","path":"p","content":"` + padding + text + `"}`
+			l := Lifted{}
+			var in writeIn
+			err := decode(l.Lift([]byte(body)), schema, l.value, &in)
+			if want == "" {
+				if err == nil || !strings.HasPrefix(err.Error(), `content: holds \u`) || !strings.Contains(err.Error(), "base64") {
+					t.Errorf("%s after %d bytes: %v", text, len(padding), err)
+				}
+			} else if err != nil || in.Content != padding+want {
+				t.Errorf("%s after %d bytes: %q, %v", text, len(padding), in.Content[len(padding):], err)
+			}
+		}
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -100,11 +99,7 @@ func (l *Lifted) value(s string) (string, error) {
 	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) && !hasControl(inner) {
 		return unsafe.String(unsafe.SliceData(inner), len(inner)), nil // nobody changes the body
 	}
-	var v string
-	if err := json.Unmarshal(literal, &v); err != nil {
-		return "", errors.New("a string in the arguments is not valid JSON")
-	}
-	return v, nil
+	return unquote(literal)
 }
 
 // hasControl looks at eight bytes at a time: a byte below 0x20 has none of its

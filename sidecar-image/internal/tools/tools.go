@@ -174,7 +174,7 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		res, out, err := answer(ctx, req)
 		if err != nil {
 			res = &mcp.CallToolResult{}
-			res.SetError(err) // for the model to read, which an error of the protocol is not
+			res.SetError(public(err)) // for the model to read, which an error of the protocol is not
 			return res, nil
 		}
 		text, err := json.Marshal(out)
@@ -194,6 +194,15 @@ func sorted(object []byte) ([]byte, error) {
 		return nil, err
 	}
 	return json.Marshal(m)
+}
+
+// public is an error without what only the operator should see of it.
+func public(err error) error {
+	var p interface{ Public() string }
+	if errors.As(err, &p) {
+		return errors.New(p.Public())
+	}
+	return err
 }
 
 var errCancelled = errors.New("the call was cancelled")

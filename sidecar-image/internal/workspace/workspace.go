@@ -137,6 +137,9 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 	}
 	// The engine mounts it by path and would follow a link: there must be none.
 	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("workspace %s may not be opened: its owner, or root, has to give it the mode 0755: %w", name, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("workspace %s is not a plain directory: %w", name, err)
 	}
@@ -167,10 +170,13 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 }
 
 // give makes a workspace the session's, also one that a sidecar was killed over
-// before it had.
+// before it had, and one of which an earlier session took the rights from itself.
 func (r *Root) give(f *os.File, st fs.FileInfo) error {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == r.uid {
-		return nil
+		if st.Mode()&0o700 == 0o700 {
+			return nil
+		}
+		return f.Chmod(st.Mode() | 0o700)
 	}
 	err := f.Chown(r.uid, r.uid)
 	if err == nil || st.Mode().Perm()&0o007 == 0o007 {
@@ -198,6 +204,15 @@ func mkdir(r *os.Root, name string, mode fs.FileMode) error {
 func (h *Held) Usage() (int64, error) {
 	u, err := measure(h.root)
 	return u.bytes, err
+}
+
+// Device is the number of the file system that the workspace is on, as stat(2) has it.
+func (h *Held) Device() (uint64, error) {
+	st, err := h.dir.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return st.Sys().(*syscall.Stat_t).Dev, nil
 }
 
 const (

@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
 )
 
 // Paths are confined by os.Root, which resolves each step with openat and
@@ -32,7 +34,17 @@ func (c *conn) readFile(stream uint32, o *op, m wire.Read) (int64, error) {
 		return 0, &wire.Error{Code: wire.CodeBad, Message: "offset and max must not be negative"}
 	}
 	// Non-blocking, because opening a FIFO would wait for its writer.
-	f, err := c.a.work.OpenFile(m.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	open := func(name string) (*os.File, error) {
+		return c.a.work.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	}
+	f, err := open(m.Path)
+	if escapes(err) {
+		var name string
+		if name, err = c.a.follow(m.Path); err != nil {
+			return 0, err
+		}
+		f, err = open(name)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -80,8 +92,8 @@ func (c *conn) write(stream uint32, o *op, m wire.Write) {
 }
 
 // writeFile replaces the file in one step, so that a full disk, a cancelled
-// call or a reader at the same moment never sees half of it. A symbolic link
-// is followed instead of replaced.
+// call or a reader at the same moment never sees half of it. Of a symbolic link
+// it replaces the target.
 func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	if m.Mode&^0o777 != 0 {
 		return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("mode %#o is not allowed, only the bits of 0777 are", m.Mode)}
@@ -91,10 +103,14 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	if mode == 0 {
 		mode = 0o644
 	}
-	inPlace := false
-	switch st, err := root.Lstat(name); {
-	case err == nil && st.Mode()&fs.ModeSymlink != 0:
-		inPlace = true
+	st, err := root.Lstat(name)
+	if escapes(err) || err == nil && st.Mode()&fs.ModeSymlink != 0 {
+		if name, err = c.a.follow(name); err != nil {
+			return err
+		}
+		st, err = root.Lstat(name)
+	}
+	switch {
 	case err == nil:
 		if err := regular(st, m.Path); err != nil {
 			return err
@@ -111,43 +127,22 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			}
 		}
 	}
-	target := name
-	flags := os.O_WRONLY | os.O_CREATE | syscall.O_NONBLOCK
-	if !inPlace {
-		target = path.Join(path.Dir(name), ".write-"+rand.Text())
-		flags |= os.O_EXCL
-	}
-	f, err := root.OpenFile(target, flags, mode)
+	target := path.Join(path.Dir(name), ".write-"+rand.Text())
+	f, err := root.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		f.Close()
-		if err != nil && !inPlace {
+		if err != nil {
 			_ = root.Remove(target)
 		}
 	}()
-	if inPlace {
-		st, err := f.Stat()
-		if err != nil {
-			return err
-		}
-		if err := regular(st, m.Path); err != nil {
-			return err
-		}
-	}
 	if err := c.a.beneath(f); err != nil {
 		return err
 	}
-	if inPlace {
-		if err := f.Truncate(0); err != nil {
-			return err
-		}
-	}
-	if !inPlace || m.Mode != 0 {
-		if err := f.Chmod(mode); err != nil { // whatever the umask
-			return err
-		}
+	if err := f.Chmod(mode); err != nil { // whatever the umask
+		return err
 	}
 	var got int64
 	for {
@@ -156,9 +151,6 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			if !ok {
 				if got != m.Size {
 					return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("%d bytes came, %d were announced", got, m.Size)}
-				}
-				if inPlace {
-					return nil
 				}
 				return root.Rename(target, name)
 			}
@@ -181,9 +173,83 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 func (a *Agent) beneath(f *os.File) error {
 	at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err == nil && !strings.HasPrefix(at, a.dir+"/") {
-		err = &wire.Error{Code: wire.CodeDenied, Message: "path escapes from parent"}
+		err = errOutside
 	}
 	return err
+}
+
+// unlinked tells what of the session's directory no walk through it finds.
+func (c *conn) unlinked(stream uint32, o *op) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(c.a.dir, &st); err != nil {
+		c.finish(stream, o, wire.TError, fileError(err))
+		return
+	}
+	c.finish(stream, o, wire.TDone, wire.File{Size: unlinked.Bytes(st.Dev, unlinked.Processes())})
+}
+
+// errOutside is the kernel's, or os.Root's, refusal of a path.
+var errOutside = &wire.Error{Code: wire.CodeDenied, Message: "it leads out of /work, through a symbolic link or .."}
+
+// escapes tells os.Root's refusal, which has no value of its own, from other errors.
+func escapes(err error) bool { return err != nil && strings.Contains(err.Error(), "path escapes") }
+
+// maxLinks is how many symbolic links a path may lead through, as in Linux.
+const maxLinks = 40
+
+// follow returns the path without symbolic links to which name leads. It is for links with
+// absolute targets in the session's directory, which os.Root refuses as it does all absolute
+// ones. What it returns is text, and no promise: os.Root judges it anew when it is opened.
+func (a *Agent) follow(name string) (string, error) {
+	if path.IsAbs(name) {
+		return "", errOutside
+	}
+	var done []string
+	todo, links := steps(name), 0
+	for len(todo) > 0 {
+		step := todo[0]
+		todo = todo[1:]
+		if step == ".." {
+			if len(done) == 0 {
+				return "", errOutside
+			}
+			done = done[:len(done)-1]
+			continue
+		}
+		at := path.Join(append(slices.Clone(done), step)...)
+		st, err := a.work.Lstat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !slices.Contains(todo, ".."):
+			return path.Join(append([]string{at}, todo...)...), nil // may be made
+		case err != nil:
+			return "", err
+		case st.Mode()&fs.ModeSymlink == 0:
+			done = append(done, step)
+			continue
+		}
+		if links++; links > maxLinks {
+			return "", syscall.ELOOP
+		}
+		to, err := a.work.Readlink(at)
+		if err != nil {
+			return "", err
+		}
+		next := steps(to)
+		if path.IsAbs(to) {
+			top := steps(a.dir)
+			if len(next) < len(top) || !slices.Equal(next[:len(top)], top) {
+				return "", errOutside
+			}
+			done, next = nil, next[len(top):]
+		}
+		todo = append(next, todo...)
+	}
+	return path.Join(append([]string{"."}, done...)...), nil
+}
+
+// steps are the names in a path, and its "..".
+func steps(p string) []string {
+	return slices.DeleteFunc(strings.Split(p, "/"), func(s string) bool { return s == "" || s == "." })
 }
 
 func regular(st fs.FileInfo, name string) error {
@@ -202,6 +268,9 @@ func fileError(err error) *wire.Error {
 	if errors.As(err, &we) {
 		return we
 	}
+	if escapes(err) {
+		return errOutside
+	}
 	code := wire.CodeFailed
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -210,7 +279,7 @@ func fileError(err error) *wire.Error {
 		code = wire.CodeFull
 	case errors.Is(err, syscall.EISDIR):
 		code = wire.CodeIsDir
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), strings.Contains(err.Error(), "path escapes"):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		code = wire.CodeDenied
 	}
 	var pe *fs.PathError
