@@ -196,6 +196,36 @@ func TestKilledMonitor(t *testing.T) {
 	eventually(t, 20*time.Second, "their containers are removed", func() bool { return len(s.containers()) == 0 })
 }
 
+// A session whose container ended while no sidecar ran, as with a nested podman's own
+// container, is told to be lost: to the operator and to its owner alone.
+func TestLostMeanwhile(t *testing.T) {
+	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
+	c := s.as(map[string]string{"X-Loom-Root-Run": "run-9"})
+	id, short, kept := c.open(m{}), c.open(m{"ttl_seconds": 1}), c.open(m{})
+	eventually(t, 10*time.Second, "the short one ends by its time", func() bool { return len(s.containers()) == 2 })
+	s.stop()
+	s.podmanOut("kill", "loomcycle-"+id)
+	s.run()
+	log := s.log.String()
+	for _, want := range []string{`"msg":"session lost: its container ended while no sidecar ran`, `"session":"` + id + `","principal":"shared","run":"run-9"`, `"msg":"adopted the sessions of the last sidecar","sessions":1,"lost":1,"other_containers_removed":1`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log does not say %s:\n%s", want, log)
+		}
+	}
+	if strings.Count(log, "session lost") != 1 {
+		t.Errorf("%s or %s is told to be lost too", short, kept)
+	}
+	if a := c.exec(id, "true"); !a.IsError || !strings.HasPrefix(a.Text, "the session has ended with its container, while the sidecar was restarted;") {
+		t.Errorf("its owner is told %+v", a)
+	}
+	if a := s.as(map[string]string{"Authorization": "Bearer " + otherToken}).exec(id, "true"); !strings.HasPrefix(a.Text, "there is no such session") {
+		t.Errorf("another is told %+v", a)
+	}
+	if a := c.exec(kept, "echo alive"); a.Text != "alive\n" {
+		t.Errorf("the one that runs: %+v", a)
+	}
+}
+
 // An engine that hangs is no reason for the sidecar to: it ends when it is told
 // to, before it is killed with what it has not written, and the next has the session.
 func TestHungEngine(t *testing.T) {

@@ -58,6 +58,8 @@ type sidecar struct {
 func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger) (err error) {
 	s := &sidecar{cfg: c, version: version, log: log, traces: tracing.Off()}
 	defer s.close()
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	left := fate(c.Host != "" || c.Engine == "docker", os.Getppid(), namespace) // now: the parent may end first
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	// First: a second sidecar has to end here, before it touches what the running one owns.
@@ -101,7 +103,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	case <-ctx.Done():
 	}
 	s.server.Drain()
-	log.Info("shutting down; " + fate(c.Host != "" || c.Engine == "docker"))
+	log.Info("shutting down; " + left)
 	pctx, cancel := context.WithTimeout(life, poolTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -126,11 +128,15 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	return nil
 }
 
-// fate tells what becomes of the sessions: a nested podman's end with the container
-// whose first process ends with this one.
-func fate(outside bool) string {
-	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO of the kernel's proc_ns.h
-	if namespace, err := os.Readlink("/proc/self/ns/pid"); !outside && os.Getppid() == 1 && err == nil && namespace != initial {
+// hostNamespace is that of a machine's own processes (PROC_PID_INIT_INO of the kernel's
+// proc_ns.h).
+const hostNamespace = "pid:[4026531836]"
+
+// fate tells what becomes of the sessions, by where their engine is, this process's
+// parent and its PID namespace: those of a nested podman end with the container, whose
+// first process ends with this one.
+func fate(outside bool, parent int, namespace string) string {
+	if !outside && parent == 1 && namespace != hostNamespace {
 		return "its sessions end with this container, workspaces stay"
 	}
 	return "sessions stay for the next sidecar"

@@ -77,7 +77,7 @@ func (m *Manager) Drain(ctx context.Context) {
 	m.mu.Unlock()
 	m.discard(ctx)
 	filled := make(chan struct{})
-	m.wg.Go(func() { m.fills.Wait(); close(filled) })
+	go func() { m.fills.Wait(); close(filled) }()
 	select {
 	case <-filled:
 		m.discard(ctx)
@@ -105,13 +105,15 @@ func (m *Manager) discard(ctx context.Context) {
 	var left atomic.Int64
 	places := make(chan struct{}, discardsAtOnce)
 	for _, w := range pool {
-		places <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-places }()
 			defer w.rw.Close()
-			err := ctx.Err()
-			if err == nil {
+			var err error
+			select {
+			case places <- struct{}{}:
 				err = m.cfg.Engine.Remove(ctx, w.rec.Container)
+				<-places
+			case <-ctx.Done():
+				err = ctx.Err()
 			}
 			if err == nil {
 				err = m.cfg.Store.Delete(w.rec.ID)

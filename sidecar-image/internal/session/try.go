@@ -15,7 +15,7 @@ import (
 )
 
 // tryRemoval is what an engine has to remove the trial's container.
-const tryRemoval = 10 * time.Second
+const tryRemoval = 5 * time.Second
 
 // Try starts a session container, runs a command in it and removes it: the
 // one check that finds a runtime, an image or a limit that does not work before
