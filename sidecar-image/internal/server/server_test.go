@@ -349,7 +349,7 @@ func TestAnswerToUnwantedBody(t *testing.T) {
 	s, srv := serve(t, 10*time.Second)
 	full := fill(t, s.large, "other")
 	defer full()
-	s.timeout = time.Second // to wait for room
+	s.MaxBody, s.timeout = 16<<20, 5*time.Second // the latter also to wait for room
 	for _, tc := range []struct {
 		what, token string
 		chunked     bool
@@ -357,11 +357,11 @@ func TestAnswerToUnwantedBody(t *testing.T) {
 		header      string
 		want        int
 	}{
-		{"too large, announced", main, false, s.MaxBody + 16<<20, "", http.StatusRequestEntityTooLarge},
-		{"too large, in chunks", main, true, s.MaxBody + 16<<20, "", http.StatusRequestEntityTooLarge},
-		{"no room", other, false, 24 << 20, "", http.StatusServiceUnavailable},
-		{"no token", wrong, false, 24 << 20, "", http.StatusUnauthorized},
-		{"a run that is none", main, false, 24 << 20, strings.Repeat("x", 257), http.StatusBadRequest},
+		{"too large, announced", main, false, s.MaxBody + 12<<20, "", http.StatusRequestEntityTooLarge},
+		{"too large, in chunks", main, true, s.MaxBody + 12<<20, "", http.StatusRequestEntityTooLarge},
+		{"no room", other, false, 16 << 20, "", http.StatusServiceUnavailable},
+		{"no token", wrong, false, 16 << 20, "", http.StatusUnauthorized},
+		{"a run that is none", main, false, 16 << 20, strings.Repeat("x", 257), http.StatusBadRequest},
 	} {
 		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
 		if err != nil {
