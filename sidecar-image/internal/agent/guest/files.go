@@ -34,17 +34,11 @@ func (c *conn) readFile(stream uint32, o *op, m wire.Read) (int64, error) {
 		return 0, &wire.Error{Code: wire.CodeBad, Message: "offset and max must not be negative"}
 	}
 	// Non-blocking, because opening a FIFO would wait for its writer.
-	open := func(name string) (*os.File, error) {
-		return c.a.work.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	name, err := c.a.follow(m.Path)
+	if err != nil {
+		return 0, err
 	}
-	f, err := open(m.Path)
-	if escapes(err) {
-		var name string
-		if name, err = c.a.follow(m.Path); err != nil {
-			return 0, err
-		}
-		f, err = open(name)
-	}
+	f, err := c.a.work.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -98,19 +92,16 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	if m.Mode&^0o777 != 0 {
 		return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("mode %#o is not allowed, only the bits of 0777 are", m.Mode)}
 	}
-	root, name := c.a.work, path.Clean(m.Path)
+	root := c.a.work
+	name, err := c.a.follow(m.Path)
+	if err != nil {
+		return err
+	}
 	mode := os.FileMode(m.Mode)
 	if mode == 0 {
 		mode = 0o644
 	}
-	st, err := root.Lstat(name)
-	if escapes(err) || err == nil && st.Mode()&fs.ModeSymlink != 0 {
-		if name, err = c.a.follow(name); err != nil {
-			return err
-		}
-		st, err = root.Lstat(name)
-	}
-	switch {
+	switch st, err := root.Lstat(name); {
 	case err == nil:
 		if err := regular(st, m.Path); err != nil {
 			return err
@@ -197,16 +188,23 @@ func escapes(err error) bool { return err != nil && strings.Contains(err.Error()
 // maxLinks is how many symbolic links a path may lead through, as in Linux.
 const maxLinks = 40
 
-// follow returns the path without symbolic links to which name leads. It is for links with
-// absolute targets in the session's directory, which os.Root refuses as it does all absolute
-// ones. What it returns is text, and no promise: os.Root judges it anew when it is opened.
+// maxFollow is to what depth of directories links are followed here; each step opens all those
+// above it.
+const maxFollow = 256
+
+// follow returns the path without symbolic links to which name leads. os.Root alone refuses
+// absolute links, also those within the directory, and gVisor's kernel follows some before it
+// is asked. What follow returns is text, and no promise: os.Root judges it when it is opened.
 func (a *Agent) follow(name string) (string, error) {
 	if path.IsAbs(name) {
 		return "", errOutside
 	}
 	var done []string
-	todo, links := steps(name), 0
-	for len(todo) > 0 {
+	links := 0
+	for todo := steps(name); len(todo) > 0; {
+		if len(done) == maxFollow {
+			return path.Join(append(done, todo...)...), nil
+		}
 		step := todo[0]
 		todo = todo[1:]
 		if step == ".." {

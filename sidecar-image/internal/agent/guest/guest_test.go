@@ -242,6 +242,34 @@ func TestOutside(t *testing.T) {
 	}
 }
 
+// One operation too many is told of which kind there are too many, and how many there may be.
+// Nothing is run: an agent that ends commands looks at all processes that it sees.
+func TestTooMany(t *testing.T) {
+	for _, tc := range []struct {
+		what     wire.Type
+		ops, run int
+		want     string
+	}{
+		{wire.TExec, maxExecs, maxExecs, "already runs 16 commands, as many as it may at once"},
+		{wire.TExec, wire.MaxStreams, 0, "already has 64 commands and file operations under way, as many as it may"},
+		{wire.TRead, wire.MaxStreams, maxExecs, "already has 64 commands and file operations under way, as many as it may"},
+		{wire.TRead, maxExecs, maxExecs, ""},
+		{wire.TExec, maxExecs, maxExecs - 1, ""},
+	} {
+		var buf bytes.Buffer
+		c := &conn{w: wire.NewWriter(&buf), ops: map[uint32]*op{}, execs: tc.run}
+		for i := range tc.ops {
+			c.ops[uint32(100+i)] = &op{}
+		}
+		ran := false
+		err := start(c, wire.Frame{Type: tc.what, Stream: 1, Payload: []byte("{}")}, &struct{}{}, func(*op) { ran = true })
+		c.wg.Wait()
+		if err != nil || ran != (tc.want == "") || !strings.Contains(buf.String(), tc.want) {
+			t.Errorf("%d beside %d operations, %d of them commands: run %v, %v, %q", tc.what, tc.ops, tc.run, ran, err, buf.String())
+		}
+	}
+}
+
 func TestHello(t *testing.T) {
 	a, err := New(t.TempDir(), "test")
 	if err != nil {
