@@ -79,14 +79,14 @@ var limits = []struct{ constant, unit, text string }{
 
 	{"service.engineTimeout", "", "time for the engine to answer at boot"},
 	{"service.trialTimeout", "", "time for the trial session at boot"},
-	{"service.drainTimeout", "", "time for the calls under way when the sidecar is told to end"},
+	{"service.drainTimeout", "", "time for the calls under way when the sidecar is told to end; they are ended then, and answered so"},
 }
 
 // inner are those that neither clients nor operators meet.
 var inner = strings.Fields(`
-	agent/guest.helloTimeout agent/guest.maxPending agent/guest.maxLinks agent/guest.maxFollow agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/wire.MaxPayload agent/wire.MaxData
-	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.flushTimeout
-	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.patrolsAtOnce
+	agent/guest.helloTimeout agent/guest.maxLinks agent/guest.maxFollow agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/host.maxUnlinked agent/wire.MaxPayload agent/wire.MaxData
+	engine.maxAgentLines engine.runtimeTimeout images.maxReasons service.answerTimeout service.poolTimeout service.flushTimeout
+	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.discardsAtOnce session.patrolsAtOnce
 	identity.maxTime tools.progressMax tools.shownMax
 `)
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -125,6 +126,35 @@ func slowBoot(t *testing.T, env map[string]string) {
 	}
 	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("it ended with %d", code)
+	}
+}
+
+// Whoever starts a sidecar without its engine sees at once what it waits for.
+func TestAbsentEngine(t *testing.T) {
+	dir := t.TempDir()
+	mute, err := net.Listen("unix", filepath.Join(dir, "mute.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	p := enginetest.New(t)
+	p.Options(t, "runc")
+	for address, want := range map[string]string{
+		"unix://" + filepath.Join(dir, "nope.sock"): "waiting for the container engine, which does not answer yet",
+		"unix://" + mute.Addr().String():            "asking the container engine",
+	} {
+		s := prepare(t, "runc", map[string]string{"DOCKER_HOST": address, "SANDBOX_ENGINE": "docker"}, p)
+		s.begin()
+		eventually(t, 5*time.Second, "the log says "+want, func() bool {
+			text := s.log.String()
+			return strings.Contains(text, want) && strings.Contains(text, address)
+		})
+		began := time.Now()
+		_ = s.cmd.Process.Signal(syscall.SIGTERM)
+		s.ends(began)
+		if n := strings.Count(s.log.String(), "\n"); n > 2 {
+			t.Errorf("it is said more than once:\n%s", s.log)
+		}
 	}
 }
 

@@ -19,13 +19,14 @@ var caged = map[string]string{"SANDBOX_ULIMIT_NPROC": "30000", "SANDBOX_MAX_SESS
 // kernel does that the session meets. It returns what the engine says of it.
 func inCage(t *testing.T, s *sidecar, c *client, id string) string {
 	t.Helper()
+	type mounted struct {
+		Destination string
+		RW          bool
+	}
 	var in []struct {
 		OCIRuntime string // of podman
-		Mounts     []struct {
-			Destination string
-			RW          bool
-		}
-		Config struct {
+		Mounts     []mounted
+		Config     struct {
 			Image, User, WorkingDir string
 			Labels                  map[string]string
 		}
@@ -48,6 +49,15 @@ func inCage(t *testing.T, s *sidecar, c *client, id string) string {
 		pids, kernel = 8*pids+1024, "Seccomp:0\n" // counted with gVisor's own threads; it is gVisor that the host's seccomp holds
 	}
 	podman := x.OCIRuntime != ""
+	if podman { // whose copies of the host's files they take the place of
+		n := len(x.Mounts)
+		x.Mounts = slices.DeleteFunc(x.Mounts, func(m mounted) bool {
+			return !m.RW && (m.Destination == "/etc/hosts" || m.Destination == "/etc/resolv.conf")
+		})
+		if a := c.exec(id, hostFiles); a.Text != ownHosts || len(x.Mounts) != n-2 {
+			t.Errorf("its hosts and resolv.conf are %+v", a)
+		}
+	}
 	for what, ok := range map[string]bool{
 		"its runtime":             podman && filepath.Base(x.OCIRuntime) == runtime || !podman && h.Runtime == runtime,
 		"an image by its id":      podman || strings.HasPrefix(x.Config.Image, "sha256:"), // podman puts the image's name there
@@ -118,7 +128,7 @@ func TestCage(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
-		for _, want := range []string{"sandbox_sessions 1", `sandbox_tool_seconds_count{outcome="ok",tool="sandbox_exec"} 2`, `sandbox_open_seconds_count{outcome="ok",source="cold"} 1`, `sandbox_build_info{version="test"} 1`} {
+		for _, want := range []string{"sandbox_sessions 1", `sandbox_tool_seconds_count{outcome="ok",tool="sandbox_exec"} 3`, `sandbox_open_seconds_count{outcome="ok",source="cold"} 1`, `sandbox_build_info{version="test"} 1`} {
 			if !strings.Contains(string(b), want) {
 				t.Errorf("no %s", want)
 			}

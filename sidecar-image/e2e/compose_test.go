@@ -109,7 +109,7 @@ func TestComposeCommands(t *testing.T) {
 	}
 	exports, _, _ := strings.Cut(guide(t, "export LOOMCYCLE_REGISTRY"), "docker compose")
 	install := regexp.MustCompile(`(?m)^#   (install -d .*)$`).FindStringSubmatch(headers)
-	gid := regexp.MustCompile(`(?m)^#   (DOCKER_GID=\S+ \S+ \S+ \S+) docker compose`).FindStringSubmatch(headers)
+	gid := regexp.MustCompile(`(?m)^#   (export DOCKER_GID=.*)$`).FindStringSubmatch(headers)
 	if install == nil || gid == nil {
 		t.Fatal("socket.yaml does not say how to make the directory, and how to name the socket's group")
 	}
@@ -118,7 +118,7 @@ func TestComposeCommands(t *testing.T) {
 	for image, digest := range registry.digests {
 		exports += "export " + strings.ToUpper(strings.ReplaceAll(image, "-", "_")) + "_DIGEST=" + digest + "\n"
 	}
-	preamble := "cd " + dir + "\n" + exports + own.Replace("export "+gid[1]) + "\n"
+	preamble := "cd " + dir + "\n" + exports + own.Replace(gid[1]) + "\n"
 	env := []string{"DOCKER_HOST=" + d.Host, "DOCKER_CONFIG=" + filepath.Dir(plugins)}
 	run := func(commands string) string { return script(t, 5*time.Minute, preamble+commands, env...) }
 	t.Cleanup(func() {
@@ -140,7 +140,7 @@ func TestComposeCommands(t *testing.T) {
 	for _, file := range []string{"privileged", "sysbox"} { // which end where their image, and Sysbox, are needed
 		run("export LOOMCYCLE_BUILDER_DIGEST=${LOOMCYCLE_BUILDER_DIGEST/.../" + strings.Repeat("0", 64) + "}\ndocker compose -f " + at + "/" + file + ".yaml config --quiet")
 	}
-	run(own.Replace(install[1]) + "\n" + strings.Join(ups, "\n"))
+	run(own.Replace(install[1]) + "\n" + strings.Join(ups, "\n") + "\n" + guide(t, "umask"))
 	eventually(t, 2*time.Minute, "the sidecar is healthy", func() bool {
 		out, _ := d.Command("inspect", "--format", "{{.State.Health.Status}}", "loomcycle-sandbox-1").Output()
 		return strings.TrimSpace(string(out)) == "healthy"
@@ -157,7 +157,8 @@ func TestComposeCommands(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	c.call("sandbox_close", m{"session_id": id})
-	out := run(strings.Join(others, "\n"))
+	// Another shell has what the guide keeps for it, and nothing else.
+	out := script(t, 5*time.Minute, "cd "+dir+"\n"+strings.Join(others, "\n"), env...)
 	for _, want := range []string{"shared", "mine", "PRINCIPAL", `"msg":"serving"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q: there is no %q in\n%s", others, want, out)

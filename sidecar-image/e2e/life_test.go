@@ -210,13 +210,10 @@ func TestHungEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	http.DefaultClient.CloseIdleConnections()
+	began := time.Now()
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-s.ended:
-	case <-time.After(28 * time.Second):
-		s.kill()
-		t.Error("it does not end")
-	}
+	s.ends(began)
 	s.run()
 	if a := c.exec(id, "cat f"); a.Text != "kept\n" {
 		t.Errorf("the next sidecar's session: %+v", a)
@@ -443,17 +440,58 @@ func TestDurableWorkspace(t *testing.T) {
 	if a := c.exec(again, "cat f"); a.Text != "kept\n" {
 		t.Errorf("reopened: %+v", a)
 	}
+	t.Run("closed by its owner", func(t *testing.T) {
+		for _, use := range []struct {
+			what string
+			f    func() answer
+		}{
+			{"a command", func() answer { return c.exec(again, "cat f") }},
+			{"a write", func() answer { return c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}) }},
+			{"a read", func() answer { return c.call("sandbox_read", m{"session_id": again, "path": "f"}) }},
+			{"the next sidecar", func() answer { s.kill(); s.run(); return c.exec(again, "cat f") }},
+			{"the next session", func() answer {
+				c.call("sandbox_close", m{"session_id": again})
+				again = c.open(m{"workspace": "w1"})
+				return c.exec(again, "cat f")
+			}},
+		} {
+			if a := c.exec(again, "chmod 0 /work"); a.IsError {
+				t.Fatalf("before %s: %+v", use.what, a)
+			}
+			if a := use.f(); a.IsError {
+				t.Errorf("%s: %+v", use.what, a)
+			}
+		}
+	})
 	t.Run("quota", func(t *testing.T) {
-		if a := c.call("sandbox_exec", m{"session_id": again, "command": "head -c 100M /dev/zero > big; sleep 30", "timeout_seconds": 20}); !a.IsError || !strings.Contains(a.Text, "SANDBOX_WORKSPACE_QUOTA_MB") {
+		if a := c.call("sandbox_exec", m{"session_id": again, "command": "echo before; head -c 100M /dev/zero > big; sleep 30", "timeout_seconds": 20}); !a.IsError ||
+			!strings.HasPrefix(a.Text, "before\n[killed: the workspace holds ") || !strings.Contains(a.Text, "SANDBOX_WORKSPACE_QUOTA_MB") ||
+			a.Structured["over_quota"] != true || a.Structured["stdout"] != "before\n" || a.Structured["exit_code"] != 137.0 {
 			t.Errorf("a filler: %+v", a)
+		}
+		if a := c.exec(again, "true"); a.IsError || !strings.HasPrefix(a.Text, "[note: the workspace holds ") {
+			t.Errorf("a command above the quota: %+v", a)
 		}
 		if a := c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}); !a.IsError || !strings.Contains(a.Text, "QUOTA") {
 			t.Errorf("a write above the quota: %+v", a)
 		}
-		c.exec(again, "rm big")
-		eventually(t, 5*time.Second, "the workspace is usable again", func() bool {
+		if a := c.exec(again, "rm big"); a.IsError || a.Text != "" {
+			t.Errorf("a command that deletes what was too much: %+v", a)
+		}
+		usable := func() bool {
 			return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError
-		})
+		}
+		eventually(t, 5*time.Second, "the workspace is usable again", usable)
+		for what, script := range map[string]string{
+			"deleted and open":            "sleep 60",
+			"of a process that is hidden": "cp /bin/sleep s; chmod 111 s; exec ./s 60", // what may not be read is not dumpable
+		} {
+			a := c.call("sandbox_exec", m{"session_id": again, "command": "exec 3>del; rm del; head -c 100M /dev/zero >&3; " + script, "timeout_seconds": 20})
+			if !a.IsError || !strings.Contains(a.Text, "in deleted files that are still open") {
+				t.Errorf("%s: %+v", what, a)
+			}
+			eventually(t, 5*time.Second, "they are gone with the command", usable)
+		}
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -36,7 +37,7 @@ const usage = `loomcycle-builder runs sandbox sessions for MCP clients.
 
   loomcycle-builder [serve]                       serve MCP at /mcp
   loomcycle-builder workspaces list [--json]      the durable workspaces, their sizes and last uses
-  loomcycle-builder workspaces prune --older-than 720h [--dry-run]
+  loomcycle-builder workspaces prune --older-than 30d [--dry-run]
                                                   remove those that were not used for so long
   loomcycle-builder config [--markdown]           every variable
   loomcycle-builder healthcheck                   ask the running sidecar whether it is ready
@@ -128,27 +129,36 @@ func workspaces(args []string, getenv func(string) string, out io.Writer) error 
 		verb, args = args[0], args[1:]
 	}
 	flags := flag.NewFlagSet("workspaces "+verb, flag.ContinueOnError)
-	asJSON := flags.Bool("json", false, "print JSON")
-	older := flags.Duration("older-than", 0, "prune what was not used for so long")
-	dry := flags.Bool("dry-run", false, "only say what would be removed")
-	if err := flags.Parse(args); err != nil {
-		return err
+	flags.SetOutput(io.Discard) // main prints the error, once
+	asJSON, dry, older := flags.Bool("json", false, ""), new(bool), time.Duration(-1)
+	switch verb {
+	case "list":
+	case "prune":
+		dry = flags.Bool("dry-run", false, "")
+		flags.Func("older-than", "", func(s string) (err error) { older, err = age(s); return err })
+	default:
+		return errors.New("workspaces takes list or prune")
 	}
-	ws, err := workspace.New(root, "", engine.SessionUser, 0)
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(out, usage)
+		return nil
+	case err != nil:
+		return fmt.Errorf("workspaces %s: %w", verb, err)
+	case flags.NArg() > 0:
+		return fmt.Errorf("workspaces %s: there is no argument %q", verb, flags.Arg(0))
+	case verb == "prune" && older < 0:
+		return errors.New("workspaces prune needs --older-than, for example --older-than 30d")
+	}
+	ws, err := workspace.Existing(root, "", engine.SessionUser, 0)
 	if err != nil {
 		return err
 	}
 	var infos []workspace.Info
-	switch verb {
-	case "list":
+	if verb == "list" {
 		infos, err = ws.List()
-	case "prune":
-		if *older <= 0 {
-			return errors.New("workspaces prune needs --older-than, for example --older-than 720h")
-		}
-		infos, err = ws.Prune(time.Now().Add(-*older), *dry)
-	default:
-		return errors.New("workspaces takes list or prune")
+	} else {
+		infos, err = ws.Prune(time.Now().Add(-older), *dry)
 	}
 	if *asJSON {
 		return errors.Join(json.NewEncoder(out).Encode(infos), err)
@@ -163,6 +173,20 @@ func workspaces(args []string, getenv func(string) string, out io.Writer) error 
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%v\t%s\n", i.Principal, i.Name, i.Bytes>>20, i.LastUsed.UTC().Format(time.RFC3339), i.InUse, note)
 	}
 	return errors.Join(t.Flush(), err)
+}
+
+// age is a time that is not negative, in Go's words or in days.
+func age(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		var n uint64
+		n, err = strconv.ParseUint(days, 10, 16)
+		d = time.Duration(n) * 24 * time.Hour
+	}
+	if err != nil || d < 0 {
+		return 0, errors.New("it is no age such as 30d, 720h or 0h")
+	}
+	return d, nil
 }
 
 // healthcheck is for images without a shell or curl.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -8,9 +9,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The health check asks where the sidecar listens, and no proxy.
@@ -57,5 +60,58 @@ func TestTypo(t *testing.T) {
 	err := run(nil, func(string) string { return "" }, env, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "SANDBOX_IMAGE is not set") || !strings.Contains(err.Error(), "no variable SANDBOX_IMGE; SANDBOX_IMAGE may be meant") || strings.Contains(err.Error(), "s3cret") {
 		t.Error(err)
+	}
+}
+
+// The workspaces' commands refuse what they do not understand, in one sentence, and make
+// no directory.
+func TestWorkspaces(t *testing.T) {
+	root := t.TempDir()
+	work := filepath.Join(root, "p", "w1")
+	missing := filepath.Join(root, "missing")
+	used := time.Now().Add(-48 * time.Hour)
+	for _, tc := range []struct{ root, args, want, refused string }{
+		{root, "list", "w1", ""},
+		{root, "list --json", `"name":"w1"`, ""},
+		{root, "prune --older-than 3d", "PRINCIPAL", ""},
+		{root, "prune --older-than 0h --dry-run", "w1", ""},
+		{root, "prune --older-than 47h --dry-run", "w1", ""},
+		{root, "prune --help", "loomcycle-builder workspaces prune", ""},
+		{root, "prune", "", "needs --older-than"},
+		{root, "prune --older-than 30", "", `workspaces prune: invalid value "30" for flag -older-than: it is no age such as 30d, 720h or 0h`},
+		{root, "prune --older-than -1h", "", "it is no age such as"},
+		{root, "prune --older-than -1d", "", "it is no age such as"},
+		{root, "prune --older-than 1d now", "", `no argument "now"`},
+		{root, "list --older-than 1d", "", "older-than"},
+		{root, "list p", "", `no argument "p"`},
+		{root, "", "", "takes list or prune"},
+		{root, "empty", "", "takes list or prune"},
+		{missing, "list", "", "looking for SANDBOX_WORKSPACE_ROOT: stat " + missing},
+		{missing, "prune --older-than 1h", "", "looking for SANDBOX_WORKSPACE_ROOT: stat " + missing},
+		{"", "list", "", "SANDBOX_WORKSPACE_ROOT is not set"},
+		{root, "prune --older-than 1d", "w1", ""},
+		{root, "prune --older-than 0h", "PRINCIPAL", ""},
+	} {
+		if err := os.MkdirAll(work, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(work, used, used); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		err := run(append([]string{"workspaces"}, strings.Fields(tc.args)...), func(name string) string { return map[string]string{"SANDBOX_WORKSPACE_ROOT": tc.root}[name] }, nil, &out)
+		if tc.refused == "" && (err != nil || !strings.Contains(out.String(), tc.want)) {
+			t.Errorf("%s: %v, %s", tc.args, err, &out)
+		}
+		if tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused) || out.Len() > 0) {
+			t.Errorf("%s: %v, %s", tc.args, err, &out)
+		}
+		_, err = os.Stat(work)
+		if pruned := strings.HasPrefix(tc.args, "prune --older-than 1d") || tc.args == "prune --older-than 0h"; tc.refused == "" && pruned != os.IsNotExist(err) {
+			t.Errorf("%s: after it the workspace is %v", tc.args, err)
+		}
+	}
+	if _, err := os.Stat(missing); !os.IsNotExist(err) {
+		t.Errorf("a directory was made: %v", err)
 	}
 }

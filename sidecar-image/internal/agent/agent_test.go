@@ -17,6 +17,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/guest"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"golang.org/x/sys/unix"
 )
 
 // line carries what one end writes to the other, damaged: from the byte at on
@@ -188,5 +189,30 @@ func TestLinks(t *testing.T) {
 	}
 	if b, _ := os.ReadFile(filepath.Join(outside, "f")); string(b) != "old" {
 		t.Errorf("outside was written to: %q", b)
+	}
+}
+
+// Files that have lost their name are measured; the walk over /work does not find them.
+func TestUnlinked(t *testing.T) {
+	dir := t.TempDir()
+	c := dial(t, dir)
+	f, err := os.Create(filepath.Join(dir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20 // what other tests have on this file system changes meanwhile
+	before, err := c.Unlinked(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := c.Unlinked(t.Context()); err != nil || after < before+size/2 {
+		t.Errorf("%d bytes and, with %d more, %d, %v", before, size, after, err)
 	}
 }

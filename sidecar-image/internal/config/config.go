@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
+	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -19,6 +22,9 @@ import (
 
 // DefaultListen is where the sidecar listens, and is asked for its health.
 const DefaultListen = "127.0.0.1:9000"
+
+// DefaultImage is what sandbox_open may call SANDBOX_IMAGE.
+const DefaultImage = "default"
 
 // The least of what a session, or the operator, may ask for.
 const (
@@ -108,7 +114,7 @@ var Vars = []Var{
 	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
-	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any", str(func(c *Config) *string { return &c.Issuer })},
+	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the two below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
 	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
 	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway }, 0)},
 	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
@@ -129,7 +135,7 @@ var Vars = []Var{
 	{"SANDBOX_IMAGE_POLICY", "", "file of who may sign session images: public keys in PEM, or YAML with keys and identities; one of them must have signed an image (cosign sign) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
 
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
-	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those", str(func(c *Config) *string { return &c.EgressNetwork })},
+	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those, by its name; host, none and other modes are refused", egressNetwork},
 	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
 	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for; lowered to those of the engine's host", float(func(c *Config) *float64 { return &c.MaxCPU })},
 	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, LeastMemMB)},
@@ -152,20 +158,27 @@ var Vars = []Var{
 	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once", count(func(c *Config) *int { return &c.Sessions })},
 	{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "20", "sessions of one principal open at once", count(func(c *Config) *int { return &c.PerPrincipal })},
 	{"SANDBOX_MAX_SESSIONS_PER_TENANT", "", "sessions of one tenant's principals open at once, where identities are signed; empty for SANDBOX_MAX_SESSIONS less SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, or the latter if that is more", count(func(c *Config) *int { return &c.PerTenant })},
-	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready", count(func(c *Config) *int { return &c.WarmPool })},
+	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready, SANDBOX_MAX_SESSIONS at most", count(func(c *Config) *int { return &c.WarmPool })},
 
 	{"SANDBOX_STATE_DIR", "/var/lib/loomcycle-builder", "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
 	{"SANDBOX_INSTANCE", "", "this sidecar's id on its engine; empty makes one and keeps it in the state directory", str(func(c *Config) *string { return &c.Instance })},
-	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
+	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces, in one that is there; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
 	{"SANDBOX_WORKSPACE_HOST_ROOT", "", "the same directory as the engine's host sees it, where that differs", str(func(c *Config) *string { return &c.WorkspaceHost })},
 	{"SANDBOX_WORKSPACE_QUOTA_MB", "4096", "size of one workspace in MiB; 0 for no limit", integer(func(c *Config) *int64 { return &c.WorkspaceMB }, 0)},
 
-	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", str(func(c *Config) *string { return &c.RunStatusURL })},
+	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", address(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
 	{"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "30", "how often to ask", seconds(func(c *Config) *time.Duration { return &c.RunStatusInterval }, 1)},
 
-	{"OTEL_EXPORTER_OTLP_ENDPOINT", "", "where to send OpenTelemetry traces, as OTLP over HTTP; with none of the two there are no traces. OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and the others of the specification are read too", str(func(c *Config) *string { return &c.Traces })},
-	{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "the same, as the full URL of traces", str(func(c *Config) *string { return &c.Traces })},
+	{"OTEL_EXPORTER_OTLP_ENDPOINT", "", "where to send OpenTelemetry traces, as OTLP over HTTP; with none of the two there are no traces. OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and the others of the specification are read too", address(func(c *Config) *string { return &c.Traces })},
+	{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "the same, as the full URL of traces", address(func(c *Config) *string { return &c.Traces })},
+}
+
+// needs are variables that protect, or keep, nothing where another is not set: who sets
+// one alone believes in what is not there.
+var needs = map[string]string{
+	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS",
+	"SANDBOX_MAX_SESSIONS_PER_TENANT": "SANDBOX_IDENTITY_JWKS", "SANDBOX_WORKSPACE_HOST_ROOT": "SANDBOX_WORKSPACE_ROOT",
 }
 
 // Load reads the configuration through getenv, which is os.Getenv outside of
@@ -175,6 +188,9 @@ func Load(getenv func(string) string) (*Config, error) {
 	var errs []error
 	for _, v := range Vars {
 		value := getenv(v.Name)
+		if on := needs[v.Name]; value != "" && on != "" && getenv(on) == "" {
+			errs = append(errs, fmt.Errorf("%s is set, but means nothing without %s: set that too, or none of them", v.Name, on))
+		}
 		if value == "" {
 			value = v.Default
 		}
@@ -215,6 +231,9 @@ func (c *Config) check() (errs []error) {
 		if r.def > r.max {
 			add("%s=%g is above SANDBOX_MAX_%s=%g", r.name, r.def, strings.TrimPrefix(r.name, "SANDBOX_"), r.max)
 		}
+	}
+	if c.WarmPool > c.Sessions {
+		add("SANDBOX_WARM_POOL=%d is above SANDBOX_MAX_SESSIONS=%d: no more of its containers could be used", c.WarmPool, c.Sessions)
 	}
 	owner, most := "principal", "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL"
 	if c.JWKS != "" {
@@ -335,9 +354,25 @@ func seconds(at func(*Config) *time.Duration, least int64) func(*Config, string)
 	}
 }
 
+// address takes an absolute URL of HTTP. Messages do not show it: it may hold a password.
+func address(at func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		u, err := url.Parse(v)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+			return errors.New("it is no URL such as http://name:8080/path")
+		}
+		*at(c) = v
+		return nil
+	}
+}
+
 func host(c *Config, v string) error {
-	if !strings.Contains(v, "://") {
-		return fmt.Errorf("%q is no address such as unix:///var/run/docker.sock", v)
+	u, err := url.Parse(v)
+	switch {
+	case err == nil && u.Scheme == "unix" && u.Host == "" && path.IsAbs(u.Path):
+	case err == nil && u.Scheme == "tcp" && u.Hostname() != "" && u.Port() != "":
+	default:
+		return fmt.Errorf("%q is no address of an engine such as unix:///var/run/docker.sock or tcp://name:2375", v)
 	}
 	c.Host = v
 	return nil
@@ -351,6 +386,19 @@ func tokens(bare bool) func(*Config, string) error {
 	}
 }
 
+var networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+
+// egressNetwork takes networks alone. The engines' modes are not: host and another's namespace
+// (container:, ns:) are what sessions are kept from, slirp4netns, pasta and private can lead to the
+// host's loopback, and default is one of these where podman is rootless.
+func egressNetwork(c *Config, v string) error {
+	if !networkName.MatchString(v) || slices.Contains([]string{"host", "none", "private", "default", "slirp4netns", "pasta", "no-pod"}, strings.ToLower(v)) {
+		return fmt.Errorf("%q is no network of an engine: bridge, or the name of one that was made with `network create`; a mode such as host, container:NAME or slirp4netns gives sessions what is not theirs", v)
+	}
+	c.EgressNetwork = v
+	return nil
+}
+
 var imageName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 func images(c *Config, v string) error {
@@ -358,6 +406,12 @@ func images(c *Config, v string) error {
 		name, ref, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok || !imageName.MatchString(name) || ref == "" {
 			return fmt.Errorf("%q is not NAME=REFERENCE", part)
+		}
+		if name == DefaultImage {
+			return fmt.Errorf("%s is the name of SANDBOX_IMAGE: give %s another", name, ref)
+		}
+		if c.Images[name] != "" {
+			return fmt.Errorf("%s stands for two images: give one another name", name)
 		}
 		c.Images[name] = ref
 	}

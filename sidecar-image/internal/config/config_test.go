@@ -41,7 +41,7 @@ func TestVariables(t *testing.T) {
 		{"SANDBOX_IDLE_TTL_SECONDS", "11", "IdleTTL:11s"}, {"SANDBOX_TTL_SECONDS", "12", "TTL:12s"}, {"SANDBOX_MAX_TTL_SECONDS", "13", "MaxTTL:13s"},
 		{"SANDBOX_EXEC_TIMEOUT_SECONDS", "14", "Timeout:14s"}, {"SANDBOX_MAX_EXEC_TIMEOUT_SECONDS", "15", "MaxTimeout:15s"},
 		{"SANDBOX_OUTPUT_BYTES", "1001", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_OUTPUT_BYTES", "1002", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_FILE_BYTES", "1025", "MaxFile:1025"},
-		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_MAX_SESSIONS_PER_TENANT", "20", "PerTenant:20"}, {"SANDBOX_WARM_POOL", "23", "WarmPool:23"},
+		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_MAX_SESSIONS_PER_TENANT", "20", "PerTenant:20"}, {"SANDBOX_WARM_POOL", "19", "WarmPool:19"},
 		{"SANDBOX_STATE_DIR", "/state", "StateDir:/state"}, {"SANDBOX_INSTANCE", "me", "Instance:me"},
 		{"SANDBOX_WORKSPACE_ROOT", "/ws", "WorkspaceRoot:/ws"}, {"SANDBOX_WORKSPACE_HOST_ROOT", "/host/ws", "WorkspaceHost:/host/ws"}, {"SANDBOX_WORKSPACE_QUOTA_MB", "24", "WorkspaceMB:24"},
 		{"SANDBOX_RUN_STATUS_URL", "http://r/{root_run_id}", "RunStatusURL:http://r/{root_run_id}"}, {"SANDBOX_RUN_STATUS_TOKEN", "status", "RunStatusToken:status"}, {"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "25", "RunStatusInterval:25s"},
@@ -78,6 +78,60 @@ func TestErrors(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+}
+
+// What an engine takes for a network and is none, or not the session's own.
+func TestEgressNetwork(t *testing.T) {
+	for name, refused := range map[string]bool{
+		"bridge": false, "podman": false, "sandbox-egress": false, "Net_1.x": false, "hostnet": false, "nonesuch": false,
+		"host": true, "Host": true, "none": true, "container:abc": true, "ns:/proc/1/ns/net": true, "pod:x": true, "private": true, "default": true, "slirp4netns": true,
+		"slirp4netns:allow_host_loopback=true": true, "pasta": true, "pasta:-T,auto": true, "bridge:ip=10.88.0.9": true, "bridge,other": true, "../x": true, " ": true, "-x": true,
+	} {
+		c, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_EGRESS_NETWORK": name})
+		if (err != nil) != refused || err == nil && c.EgressNetwork != name || err != nil && !strings.Contains(err.Error(), "SANDBOX_EGRESS_NETWORK: ") {
+			t.Errorf("%q: %q, %v", name, c.EgressNetwork, err)
+		}
+	}
+}
+
+// What would only show when it is too late is refused at boot, with the variable named
+// and without what it may hold of a password.
+func TestRefused(t *testing.T) {
+	for _, c := range []struct{ set, want string }{ // NAME=VALUE, separated by spaces
+		{"SANDBOX_RUN_STATUS_URL=notaurl/{root_run_id}", "SANDBOX_RUN_STATUS_URL: it is no URL"},
+		{"SANDBOX_RUN_STATUS_URL=http:///{root_run_id}", "SANDBOX_RUN_STATUS_URL: it is no URL"},
+		{"SANDBOX_RUN_STATUS_URL=ftp://u:s3cret@r/{root_run_id}", "SANDBOX_RUN_STATUS_URL: it is no URL"},
+		{"SANDBOX_RUN_STATUS_URL=http://u:s3cret@r:8080/runs?id={root_run_id}", ""},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=:::", "OTEL_EXPORTER_OTLP_ENDPOINT: it is no URL"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4318", "OTEL_EXPORTER_OTLP_ENDPOINT: it is no URL"},
+		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: it is no URL"},
+		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://[::1]:4318/v1/traces", ""},
+		{"SANDBOX_IDENTITY_ISSUER=loom", "SANDBOX_IDENTITY_ISSUER is set, but means nothing without SANDBOX_IDENTITY_JWKS"},
+		{"SANDBOX_IDENTITY_AUDIENCE=sandbox", "SANDBOX_IDENTITY_AUDIENCE is set"},
+		{"SANDBOX_IDENTITY_LEEWAY_SECONDS=1", "SANDBOX_IDENTITY_LEEWAY_SECONDS is set"},
+		{"SANDBOX_MAX_SESSIONS_PER_TENANT=3", "SANDBOX_MAX_SESSIONS_PER_TENANT is set"},
+		{"SANDBOX_IDENTITY_JWKS=/keys SANDBOX_IDENTITY_ISSUER=loom SANDBOX_MAX_SESSIONS_PER_TENANT=3", ""},
+		{"SANDBOX_WORKSPACE_HOST_ROOT=/srv/ws", "SANDBOX_WORKSPACE_HOST_ROOT is set, but means nothing without SANDBOX_WORKSPACE_ROOT"},
+		{"SANDBOX_IMAGES=default=registry.example/x", "SANDBOX_IMAGES: default is the name of SANDBOX_IMAGE"},
+		{"SANDBOX_IMAGES=a=registry.example/x,a=registry.example/y", "SANDBOX_IMAGES: a stands for two images"},
+		{"SANDBOX_WARM_POOL=9 SANDBOX_MAX_SESSIONS=8", "SANDBOX_WARM_POOL=9 is above SANDBOX_MAX_SESSIONS=8"},
+		{"SANDBOX_WARM_POOL=8 SANDBOX_MAX_SESSIONS=8", ""},
+		{"DOCKER_HOST=unix://run/docker.sock", "DOCKER_HOST: "},
+		{"DOCKER_HOST=unix:///run/docker.sock", ""},
+		{"CONTAINER_HOST=ssh://u@h/run/podman.sock", "CONTAINER_HOST: "},
+		{"DOCKER_HOST=tcp://h", "DOCKER_HOST: "},
+		{"DOCKER_HOST=tcp://[::1]:2375", ""},
+	} {
+		env := map[string]string{"SANDBOX_IMAGE": "i"}
+		for _, kv := range strings.Fields(c.set) {
+			name, value, _ := strings.Cut(kv, "=")
+			env[name] = value
+		}
+		_, err := load(env)
+		if (err != nil) != (c.want != "") || err != nil && (!strings.HasPrefix(err.Error(), c.want) || strings.Contains(err.Error(), "s3cret")) {
+			t.Errorf("%s: %v", c.set, err)
 		}
 	}
 }
@@ -127,7 +181,7 @@ func TestTenants(t *testing.T) {
 	}{
 		{"", "", "", 180}, {"30", "20", "", 20}, {"10", "20", "", 20}, {"", "", "7", 7}, {"", "", "0", 0},
 	} {
-		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each, "SANDBOX_MAX_SESSIONS_PER_TENANT": c.tenants})
+		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_IDENTITY_JWKS": "/keys", "SANDBOX_MAX_SESSIONS": c.sessions, "SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": c.each, "SANDBOX_MAX_SESSIONS_PER_TENANT": c.tenants})
 		if err != nil || got.PerTenant != c.want {
 			t.Errorf("%+v: %d, %v", c, got.PerTenant, err)
 		}

@@ -114,6 +114,17 @@ func TestSession(t *testing.T) {
 					}
 				}
 			})
+			t.Run("files without a name", func(t *testing.T) {
+				c := &container{Conn: c.Conn, t: t}
+				c.sh("exec 3>f; rm f; head -c 8M /dev/zero >&3; (sleep 4444 &)", 10*time.Second)
+				if n, err := c.Unlinked(t.Context()); err != nil || n < 8<<20 || n > 9<<20 {
+					t.Errorf("%d bytes, %v", n, err)
+				}
+				c.sh("pkill -f 'sleep 4444'; while pgrep -f 'sleep 444[4]' >/dev/null; do sleep 0.01; done", 10*time.Second)
+				if n, err := c.Unlinked(t.Context()); err != nil || n > 0 {
+					t.Errorf("%d bytes when it has ended, %v", n, err)
+				}
+			})
 			t.Run("a timed-out exec leaves nothing", func(t *testing.T) {
 				c := &container{Conn: c.Conn, t: t}
 				_, exit := c.sh("sleep 1111 & setsid bash -c 'env -i setsid sleep 2222 & sleep 3333' & (ulimit -m 1000; setsid sleep 4444) & sleep 5555", 500*time.Millisecond)

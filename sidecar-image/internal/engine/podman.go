@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 )
 
 // child is a podman service that the sidecar keeps running: it is started
@@ -20,11 +22,46 @@ import (
 type child struct {
 	mu   sync.Mutex
 	cmd  *exec.Cmd
+	out  *tailBuffer // of cmd
 	stop func()
 }
 
+// said returns what podman, and the OCI runtimes that it runs, will have written since: the
+// runtime's own words are there alone where the API says no more than "exit status 128".
+// They come through a pipe, so a little later than the answer.
+func (c *child) said() func() string {
+	if c == nil {
+		return func() string { return "" }
+	}
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if out == nil {
+		return func() string { return "" }
+	}
+	from := out.written()
+	return func() string {
+		for range 25 {
+			if text := out.since(from); text != "" {
+				return text
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		return ""
+	}
+}
+
+// What sessions have in place of copies of the host's /etc/hosts and /etc/resolv.conf, which
+// podman makes also for those without a network: names of the operator's machines.
+const (
+	hostsFile   = "session-hosts"
+	resolvFile  = "session-resolv.conf" // empty, for those without a network
+	sessionName = "sandbox"             // the host name, which hosts has to know
+	hosts       = "127.0.0.1\tlocalhost " + sessionName + "\n::1\tlocalhost\n"
+)
+
 // killAfter is what podman has to end by itself.
-const killAfter = 10 * time.Second
+const killAfter = time.Second
 
 func startPodman(opts Options) (*child, error) {
 	podman, err := exec.LookPath("podman")
@@ -40,13 +77,18 @@ func startPodman(opts Options) (*child, error) {
 		args = append(args, "--runtime", path)
 	}
 	if opts.Runtime == "runsc" && opts.Egress == "" {
-		// No session has a network, so gVisor needs none either: stricter, and its
-		// older versions mistake a container's namespace for the host's (6.x kernels).
+		// No session has a network, so gVisor needs none either: stricter, and spares its
+		// older versions what gvisorNeeds tells of.
 		args = append(args, "--runtime-flag", "network=none")
 	}
 	args = append(args, "system", "service", "--time", "0", "unix://"+opts.Socket)
 	if err := os.MkdirAll(filepath.Dir(opts.Socket), 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory of podman's socket: %w", err)
+	}
+	for name, content := range map[string]string{hostsFile: hosts, resolvFile: ""} {
+		if err := atomicfile.Write(filepath.Join(filepath.Dir(opts.Socket), name), []byte(content), 0o644); err != nil {
+			return nil, fmt.Errorf("writing a file that sessions get: %w", err)
+		}
 	}
 	c := &child{}
 	quit, ended := make(chan struct{}), make(chan struct{})
@@ -85,7 +127,7 @@ func startPodman(opts Options) (*child, error) {
 			default:
 			}
 			err := cmd.Start()
-			c.cmd = cmd
+			c.cmd, c.out = cmd, out
 			c.mu.Unlock()
 			if err == nil {
 				err = cmd.Wait()
@@ -138,12 +180,27 @@ type tailBuffer struct {
 	mu  sync.Mutex
 	max int
 	b   []byte
+	all int // bytes ever written
+}
+
+func (t *tailBuffer) written() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.all
+}
+
+// since is what is kept of what was written after the first from bytes.
+func (t *tailBuffer) since(from int) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.TrimSpace(t.b[len(t.b)-min(t.all-from, len(t.b)):]))
 }
 
 func (t *tailBuffer) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.b = append(t.b, p...)
+	t.all += len(p)
 	if over := len(t.b) - t.max; over > 0 {
 		t.b = append(t.b[:0], t.b[over:]...)
 	}

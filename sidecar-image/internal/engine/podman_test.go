@@ -110,15 +110,65 @@ func TestRefusedRuntimes(t *testing.T) {
 	}
 }
 
+// A network is refused that is not there, and one that is the host's own, or none, by its id:
+// those docker has.
+func TestRefusedNetworks(t *testing.T) {
+	for name, want := range map[string]string{
+		"bridge": "", "macvlan": "",
+		"host": "is the engine's network of the driver host", "null": "is the engine's network of the driver null", "": "the engine has no network of that name",
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			switch at := strings.Contains(r.URL.Path, "/networks/f00d"); {
+			case at && name == "":
+				w.WriteHeader(http.StatusNotFound)
+				fmt.Fprint(w, `{"message": "network f00d not found"}`)
+			case at:
+				fmt.Fprintf(w, `{"Name": "n", "Driver": %q}`, name)
+			default:
+				fmt.Fprintf(w, `{"Components": [{"Name": "Engine"}], "Arch": %q, "ApiVersion": "1.41"}`, runtime.GOARCH)
+			}
+		}))
+		e, err := Open(t.Context(), Options{Host: "tcp://" + srv.Listener.Addr().String(), Egress: "f00d", HostPath: "/agent"})
+		if err == nil {
+			e.Close()
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "SANDBOX_EGRESS_NETWORK=f00d")) {
+			t.Errorf("driver %q: %v", name, err)
+		}
+		srv.Close()
+	}
+}
+
+// The output of a process is asked for what was written after a moment, however much it was before.
+func TestTail(t *testing.T) {
+	out := &tailBuffer{max: 8}
+	c := &child{out: out}
+	fmt.Fprint(out, "before, and long")
+	said := c.said()
+	fmt.Fprint(out, "why\n")
+	if got := said(); got != "why" {
+		t.Errorf("%q", got)
+	}
+	fmt.Fprint(out, "a long answer")
+	if got := said(); got != "g answer" {
+		t.Errorf("%q", got)
+	}
+	if got := (*child)(nil).said()(); got != "" {
+		t.Errorf("%q of no podman of ours", got)
+	}
+}
+
 // What an engine says of a container that it does not make as asked.
 func TestRefusedContainers(t *testing.T) {
 	const kvm = "OCI runtime create failed: could not access KVM kernel module: No such file or directory"
-	var answer string
+	const hidden = "`/usr/bin/runsc start c` failed: exit status 128"
+	var answer, reason string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if strings.HasSuffix(r.URL.Path, "/start") {
 			w.WriteHeader(http.StatusInternalServerError)
-			fmt.Fprintf(w, `{"message": %q}`, kvm)
+			fmt.Fprintf(w, `{"message": %q}`, reason)
 			return
 		}
 		w.WriteHeader(http.StatusCreated)
@@ -167,8 +217,14 @@ func TestRefusedContainers(t *testing.T) {
 		}
 	}
 
-	for runtime, want := range map[string]string{"kata": kvm + "; " + kataNeeds, "runsc": kvm} {
-		e.opts.Runtime = runtime
+	e.podman = true
+	for _, c := range []struct{ runtime, says, want string }{
+		{"kata", kvm, kvm + "; " + kataNeeds}, {"runsc", kvm, kvm}, {"runc", hidden, hidden},
+		{"runsc", "creating interfaces: cannot run with network enabled in root network namespace", "; " + gvisorNeeds},
+		{"runsc", hidden, "for sessions without a network `podman --runtime runsc --runtime-flag network=none system service` will do"},
+	} {
+		runtime, want := c.runtime, c.want
+		e.opts.Runtime, reason = runtime, c.says
 		if err := e.Start(t.Context(), "c"); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: %v", runtime, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type stdio struct {
 
 	mu    sync.Mutex
 	lines int
+	said  string // last
 }
 
 const maxAgentLines = 100
@@ -43,7 +45,7 @@ func (s *stdio) Read(p []byte) (int, error) {
 	for s.left == 0 {
 		var h [8]byte
 		if _, err := io.ReadFull(s.r, h[:]); err != nil {
-			return 0, err
+			return 0, s.why(err)
 		}
 		n := int64(binary.BigEndian.Uint32(h[4:]))
 		switch h[0] {
@@ -74,8 +76,19 @@ func (s *stdio) logged(n int64) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.said = strings.TrimSpace(string(line))
 	if s.lines++; s.lines <= maxAgentLines {
 		s.log.Warn("session agent", "container", s.id[:min(12, len(s.id))], "says", string(line))
 	}
 	return nil
+}
+
+// why adds to the end of the stream what the agent said last: it ends with its reason.
+func (s *stdio) why(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.said == "" {
+		return err
+	}
+	return fmt.Errorf("%w; it said %q", err, s.said)
 }

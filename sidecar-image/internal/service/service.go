@@ -4,13 +4,13 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
@@ -28,8 +28,13 @@ import (
 const (
 	engineTimeout = time.Minute // for the engine to answer at boot
 	trialTimeout  = 5 * time.Minute
-	drainTimeout  = 15 * time.Second
-	flushTimeout  = 5 * time.Second
+	// An engine gives a container ten seconds to end. The calls under way have
+	// drainTimeout of them, and the removal of what no session needs poolTimeout.
+	drainTimeout = 4 * time.Second
+	poolTimeout  = 5 * time.Second
+	// answerTimeout is for the end of a call to be told.
+	answerTimeout = 2 * time.Second
+	flushTimeout  = time.Second // for what is then left to be sent
 	openAtOnce    = 4
 )
 
@@ -70,7 +75,8 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 		}
 	}
 	m := metrics.New(version, func() (int, int) { return s.sessions.Count() })
-	s.tools = &tools.Tools{Config: c, Log: log, Tracing: s.traces, Metrics: m}
+	stopCalls := make(chan struct{})
+	s.tools = &tools.Tools{Config: c, Log: log, Tracing: s.traces, Metrics: m, Stop: stopCalls}
 	s.server = &server.Server{Tools: s.tools, Metrics: m, Ping: func(ctx context.Context) error { return s.engine.Ping(ctx) },
 		MaxBody: c.MaxBody(), Version: version, Log: log}
 	h := s.server.HTTP()
@@ -95,16 +101,39 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	case <-ctx.Done():
 	}
 	s.server.Drain()
-	log.Info("shutting down; sessions stay for the next sidecar")
-	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	log.Info("shutting down; " + fate(c.Host != "" || c.Engine == "docker"))
+	pctx, cancel := context.WithTimeout(life, poolTimeout)
 	defer cancel()
-	if err := h.Shutdown(dctx); err != nil {
-		_ = h.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() { s.sessions.Drain(pctx) })
+	answered := make(chan struct{})
+	go func() { _ = h.Shutdown(life); close(answered) }()
+	select {
+	case <-answered:
+	case <-time.After(drainTimeout):
+		close(stopCalls)
+		select {
+		case <-answered:
+		case <-time.After(answerTimeout):
+			s.sessions.Close() // whose agents do not answer: that ends the calls too
+			select {
+			case <-answered:
+			case <-time.After(flushTimeout):
+			}
+		}
 	}
-	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
+	wg.Wait()
 	return nil
+}
+
+// fate tells what becomes of the sessions: a nested podman's end with the container
+// whose first process ends with this one.
+func fate(outside bool) string {
+	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO of the kernel's proc_ns.h
+	if namespace, err := os.Readlink("/proc/self/ns/pid"); !outside && os.Getppid() == 1 && err == nil && namespace != initial {
+		return "its sessions end with this container, workspaces stay"
+	}
+	return "sessions stay for the next sidecar"
 }
 
 // boot reads who may call, finds the engine and the session image, tries a session,
@@ -171,6 +200,11 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	defer cancel()
 	if err := session.Try(tctx, s.engine, s.store.Instance, spec); err != nil {
 		return fmt.Errorf("a trial session does not start with SANDBOX_RUNTIME=%q on this engine: %w", c.Runtime, err)
+	}
+	if spec.Egress = c.AllowEgress; spec.Egress {
+		if err := session.Try(tctx, s.engine, s.store.Instance, spec); err != nil {
+			return fmt.Errorf("a trial session with egress does not start with SANDBOX_RUNTIME=%q and SANDBOX_EGRESS_NETWORK=%s on this engine: %w", c.Runtime, c.EgressNetwork, err)
+		}
 	}
 	s.sessions, err = session.New(ctx, session.Config{Engine: s.engine, Store: s.store, Workspaces: ws, Log: s.log, Default: s.tools.DefaultSpec,
 		Limits:  session.Limits{Sessions: c.Sessions, PerPrincipal: c.PerPrincipal, PerTenant: c.PerTenant, IdleTTL: c.IdleTTL, WarmPool: c.WarmPool, Opening: openAtOnce},

@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"io"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
@@ -35,38 +38,103 @@ func (m *Manager) takeWarm(image string) (warm, bool) {
 	return warm{}, false
 }
 
-// refill fills the pool on a goroutine of its own, unless one is at it.
+// refill fills the pool on a goroutine of its own, unless one is at it. m.mu is held.
 func (m *Manager) refill() {
-	if m.refilling.CompareAndSwap(false, true) {
-		m.wg.Go(func() {
-			defer m.refilling.Store(false)
-			m.fill()
-		})
+	if m.filling || m.draining {
+		return
 	}
+	m.filling = true
+	m.fills.Go(m.fill)
 }
 
 // fill starts containers until the pool is full, one at a time, so that it
 // never delays an open by more than one start.
 func (m *Manager) fill() {
-	for m.ctx.Err() == nil {
-		m.mu.Lock()
-		full := len(m.pool) >= m.cfg.Limits.WarmPool
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() { m.filling = false }()
+	for m.ctx.Err() == nil && !m.draining && len(m.pool) < m.cfg.Limits.WarmPool {
 		m.mu.Unlock()
-		if full {
-			return
-		}
 		w, err := m.warmUp()
 		m.mu.Lock()
 		if err == nil {
 			m.pool = append(m.pool, w)
-		}
-		m.mu.Unlock()
-		if err != nil {
+		} else {
 			if m.ctx.Err() == nil {
 				m.cfg.Log.Warn("the warm pool could not be filled; it is tried again later", "error", err)
 			}
 			return
 		}
+	}
+}
+
+// Drain removes the containers of no session, as far as it gets before ctx ends: the
+// pool's, with the one that is being started for it, and those of closed sessions.
+// Nothing is added to the pool any more. Sessions go on.
+func (m *Manager) Drain(ctx context.Context) {
+	m.mu.Lock()
+	m.draining = true
+	m.mu.Unlock()
+	m.discard(ctx)
+	filled := make(chan struct{})
+	m.wg.Go(func() { m.fills.Wait(); close(filled) })
+	select {
+	case <-filled:
+		m.discard(ctx)
+	case <-ctx.Done(): // its start ends with Close
+	}
+	for left := true; left && ctx.Err() == nil; {
+		left = false
+		m.removing.Range(func(any, any) bool { left = true; return false })
+		if left {
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+}
+
+// discard removes what is in the pool.
+func (m *Manager) discard(ctx context.Context) {
+	m.mu.Lock()
+	pool := m.pool
+	m.pool = nil
+	m.mu.Unlock()
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	places := make(chan struct{}, discardsAtOnce)
+	for _, w := range pool {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			defer w.rw.Close()
+			err := ctx.Err()
+			if err == nil {
+				err = m.cfg.Engine.Remove(ctx, w.rec.Container)
+			}
+			if err == nil {
+				err = m.cfg.Store.Delete(w.rec.ID)
+			}
+			if err != nil {
+				left.Add(1)
+				w.shutdown()
+			}
+		})
+	}
+	wg.Wait()
+	if n := left.Load(); n > 0 {
+		m.cfg.Log.Warn("containers of the warm pool were ended, and are left for the next sidecar to remove: there was no time", "containers", n)
+	}
+}
+
+// shutdown ends a container's agent, and so the container, without the engine.
+func (w warm) shutdown() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if c, err := host.Dial(ctx, w.rw, w.rec.Key, nil); err == nil {
+		_ = c.Shutdown(ctx)
+		c.Close()
 	}
 }
 
@@ -97,17 +165,26 @@ func (m *Manager) adopt(ctx context.Context) error {
 	for _, c := range containers {
 		found[c.Labels[engine.LabelSession]] = c
 	}
-	now := m.cfg.Now()
+	now, lost := m.cfg.Now(), 0
 	known := map[string]bool{}
 	for _, rec := range records {
 		known[rec.ID] = true
 		c, ok := found[rec.ID]
+		s := &Session{Record: atNow(rec, now), m: m}
+		s.lastUsed, s.saved = s.Record.LastUsed, s.Record.LastUsed
+		if rec.State == Open && !(ok && c.Running) && now.Before(s.Deadline) {
+			lost++
+			m.logger(s).Warn("session lost: its container ended while no sidecar ran, as those of a nested podman do with the sidecar's own", "workspace", rec.Workspace, "opened", rec.Created, "last_used", rec.LastUsed)
+			m.bury(s, errLost)
+			if m.cfg.Observe.Closed != nil {
+				m.cfg.Observe.Closed(errLost.Reason)
+			}
+		}
 		if rec.State != Open || !ok || !c.Running {
 			m.remove(rec, nil)
 			continue
 		}
-		rec = atNow(rec, now)
-		s := &Session{Record: rec, m: m, lastUsed: rec.LastUsed, saved: rec.LastUsed}
+		rec = s.Record
 		if rec.Workspace != "" && m.cfg.Workspaces != nil {
 			if s.held, err = m.cfg.Workspaces.Take(rec.Principal, rec.Workspace); err != nil {
 				m.cfg.Log.Error("a running session's workspace cannot be locked; the session is closed", "session", rec.ID, "error", err)
@@ -126,12 +203,14 @@ func (m *Manager) adopt(ctx context.Context) error {
 			m.remove(Record{ID: id, Container: c.ID}, nil)
 		}
 	}
-	if len(m.sessions) > 0 || len(containers) > 0 {
-		m.cfg.Log.Info("adopted", "sessions", len(m.sessions), "containers", len(containers))
+	if len(m.sessions) > 0 || lost > 0 || len(containers) > 0 {
+		m.cfg.Log.Info("adopted the sessions of the last sidecar", "sessions", len(m.sessions), "lost", lost, "other_containers_removed", len(containers)-len(m.sessions))
 	}
 	m.wg.Go(m.reach)
 	return nil
 }
+
+var errLost = ended("lost", "the session has ended with its container, while the sidecar was restarted; open a new one with sandbox_open")
 
 // atNow puts a record's times on the clock of this process: now and what is
 // made of it hold a monotonic reading, which no later jump of the wall clock
@@ -181,7 +260,9 @@ func (m *Manager) tick() {
 	for {
 		m.Expire()
 		if m.cfg.Limits.WarmPool > 0 {
+			m.mu.Lock()
 			m.refill()
+			m.mu.Unlock()
 		}
 		if time.Now().After(next) {
 			took := m.reconcile()

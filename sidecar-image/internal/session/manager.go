@@ -23,8 +23,9 @@ const (
 	warmTimeout     = 5 * time.Minute // with a pull of the image
 	shutdownTimeout = 2 * time.Second
 	removeTimeout   = time.Minute
-	closeTimeout    = 3 * time.Second
+	closeTimeout    = 500 * time.Millisecond
 	removers        = 2
+	discardsAtOnce  = 8
 	patrolsAtOnce   = 2
 	removePatience  = 5 * time.Second // then the next has its turn beside it
 	saveEvery       = 5 * time.Second
@@ -46,15 +47,18 @@ type Manager struct {
 	leaving  map[string]chan struct{} // workspaces whose last session is being removed
 	pool     []warm
 	epitaphs []epitaph
+	filling  bool // the pool, by one of fills
+	draining bool // so it is not filled again
 
-	refilling atomic.Bool
-	removals  chan removal
-	removing  sync.Map // ids of the sessions in it, and of those that are tried again
-	openings  chan struct{}
-	patrols   chan struct{}
-	wg        sync.WaitGroup
-	ctx       context.Context
-	stop      context.CancelFunc
+	fills    sync.WaitGroup
+	removals chan removal
+	removing sync.Map // ids of the sessions in it, and of those that are tried again
+	openings chan struct{}
+	patrols  chan struct{}
+	census   census
+	wg       sync.WaitGroup
+	ctx      context.Context
+	stop     context.CancelFunc
 }
 
 // epitaph tells a session's owner, and nobody else, why it ended by itself.
@@ -89,34 +93,31 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-var stopped = ended("stopped", "the sidecar is being stopped; try again when the next one runs")
+// Stopped is what the callers of a sidecar hear that ends.
+var Stopped = ended("stopped", "the sidecar is being stopped; try again when the next one runs")
 
-// Close stops the manager's work. Sessions stay open for the next sidecar.
+// Close stops the manager's work. Sessions stay open for the next sidecar, which also
+// removes what Drain was not asked to, or had no time for.
 func (m *Manager) Close() {
 	m.stop()
 	m.mu.Lock()
 	sessions := m.sessions
 	m.sessions = map[string]*Session{}
-	pool := m.pool
-	m.pool = nil
+	m.draining = true
 	m.mu.Unlock()
 	for _, s := range sessions {
 		m.save(s)
-		s.close(stopped, nil)
+		s.close(Stopped, nil)
 		s.mu.Lock()
 		if s.conn != nil {
 			s.conn.Close()
 		}
 		s.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout) // the next sidecar removes what is left
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	for _, w := range pool {
-		w.rw.Close()
-		if m.cfg.Engine.Remove(ctx, w.rec.Container) == nil {
-			_ = m.cfg.Store.Delete(w.rec.ID)
-		}
-	}
+	m.fills.Wait()
+	m.discard(ctx)
 	m.wg.Wait()
 }
 

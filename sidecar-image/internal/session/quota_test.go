@@ -45,6 +45,21 @@ func told(s *Session) string {
 	return ""
 }
 
+// What is told of a workspace is never that it holds no more than it may.
+func TestQuotaWords(t *testing.T) {
+	const mib = 1 << 20
+	for want, e := range map[string]ErrQuota{
+		"holds 21 MiB (a file, directory or link counts 4 KiB at least) and may hold 20 MiB":                                                                                    {20*mib + 1, 20 * mib, 0},
+		"holds 60 MiB (a file, directory or link counts 4 KiB at least) and may hold 20 MiB (SANDBOX_WORKSPACE_QUOTA_MB): delete something":                                     {60 * mib, 20 * mib, mib - 1},
+		"holds 60 MiB (a file, directory or link counts 4 KiB at least), 59 MiB of them in deleted files that are still open, and may hold 20 MiB (SANDBOX_WORKSPACE_QUOTA_MB)": {60 * mib, 20 * mib, 59*mib + 1},
+		"nested more than 256 directories deep": {workspace.Unmeasured, 20 * mib, 0},
+	} {
+		if got := e.Error(); !strings.Contains(got, want) {
+			t.Errorf("%q says nothing of %q", got, want)
+		}
+	}
+}
+
 // Whether a command is killed. One that ends before anybody looks is not, unless it
 // takes longer than it should.
 const (

@@ -123,16 +123,17 @@ type Session struct {
 	running  int
 	ended    *Ended // nil while it is open
 
-	sized   bool          // the workspace has been measured
-	used    int64         // bytes in it when last measured
-	least   int64         // bytes in it since it has been over its quota, at the least
-	deep    time.Time     // since when it is nested too deep to be measured; zero when it is not
-	walk    chan struct{} // closed when the next walk through it has ended; nil when none is asked for
-	walking chan struct{} // the same of the walk under way; nil when nobody makes any
-	patrol  *time.Timer   // asks for the next when nobody does
-	looking sync.Mutex    // by lookAround
-	began   time.Time     // the last walk that ended; zero when nobody knows what the file system held then
-	level   int64         // bytes in the whole file system since then, at the least
+	sized    bool          // the workspace has been measured
+	used     int64         // bytes in it when last measured
+	nameless int64         // of these, in files that were deleted and are still open
+	least    int64         // bytes in it since it has been over its quota, at the least
+	deep     time.Time     // since when it is nested too deep to be measured; zero when it is not
+	walk     chan struct{} // closed when the next walk through it has ended; nil when none is asked for
+	walking  chan struct{} // the same of the walk under way; nil when nobody makes any
+	patrol   *time.Timer   // asks for the next when nobody does
+	looking  sync.Mutex    // by lookAround
+	began    time.Time     // the last walk that ended; zero when nobody knows what the file system held then
+	level    int64         // bytes in the whole file system since then, at the least
 }
 
 // Use marks the session used and keeps it from idling until the returned
@@ -278,14 +279,28 @@ func (s *Session) reconnect(ctx context.Context) (*host.Conn, error) {
 	return c, nil
 }
 
-// ErrQuota ends what makes a workspace grow above its quota.
-type ErrQuota struct{ Used, Quota int64 }
+// ErrQuota ends what makes a workspace grow above its quota. All are in bytes.
+type ErrQuota struct {
+	Used, Quota int64
+	Nameless    int64 // of Used, in files that were deleted and are still open
+}
 
 func (e *ErrQuota) Error() string {
+	const mib = 1 << 20
 	if e.Used == workspace.Unmeasured {
 		return fmt.Sprintf("the workspace is nested more than %d directories deep, which its quota (SANDBOX_WORKSPACE_QUOTA_MB) does not allow: delete the deepest", workspace.MaxDepth)
 	}
-	return fmt.Sprintf("the workspace holds %d MiB and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): delete something", e.Used>>20, e.Quota>>20)
+	held, remedy := "", "delete something"
+	if n := e.Nameless / mib; n > 0 {
+		held, remedy = fmt.Sprintf(", %d MiB of them in deleted files that are still open,", n), "end the processes that have those, or delete something"
+	}
+	return fmt.Sprintf("the workspace holds %d MiB (a file, directory or link counts %d KiB at least)%s and may hold %d MiB (SANDBOX_WORKSPACE_QUOTA_MB): %s",
+		(e.Used+mib-1)/mib, workspace.MinEntry>>10, held, e.Quota/mib, remedy)
+}
+
+// overQuota says how much the workspace holds, with s.mu held.
+func (s *Session) overQuota() *ErrQuota {
+	return &ErrQuota{s.used, s.m.cfg.Workspaces.Quota(), s.nameless}
 }
 
 // errGrew is what the owner of a session is told that went on writing.
@@ -299,7 +314,8 @@ const deepFor = patrolEvery
 var errUnmeasured = errors.New("the workspace is still being measured for its quota; try again in a moment")
 
 const (
-	guardEvery = time.Second
+	guardEvery     = time.Second
+	settlePatience = 2 * time.Second
 	// patrolEvery is how often a workspace is measured in which no command runs:
 	// background processes may write. A large one is measured less often.
 	patrolEvery  = 10 * time.Second
@@ -339,7 +355,22 @@ func (s *Session) Quota(ctx context.Context) error {
 	if s.used <= s.m.cfg.Workspaces.Quota() {
 		return nil
 	}
-	return &ErrQuota{s.used, s.m.cfg.Workspaces.Quota()}
+	return s.overQuota()
+}
+
+// Settled is Quota after a command. What was measured under way may no longer be so: a
+// workspace that was over its quota then is measured once more, if that takes no more
+// than settlePatience.
+func (s *Session) Settled(ctx context.Context) error {
+	if err := s.Quota(ctx); err == nil || !s.limited() {
+		return err
+	}
+	select {
+	case <-s.Measure():
+	case <-time.After(settlePatience):
+	case <-ctx.Done():
+	}
+	return s.Quota(ctx)
 }
 
 // Guard measures the workspace while a command runs and ends its context with
@@ -379,7 +410,7 @@ func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded co
 				if before <= q {
 					s.least = 0 // what it writes until it is dead is not held against it
 				}
-				cancel(&ErrQuota{used, q})
+				cancel(s.overQuota())
 			}
 			s.mu.Unlock()
 		}
@@ -424,7 +455,7 @@ func (s *Session) walks() {
 		s.mu.Unlock()
 		began := time.Now()
 		level, err := s.m.cfg.Workspaces.Level()
-		why := s.size(s.held.Usage())
+		why := s.size(s.usage())
 		s.mu.Lock()
 		s.began, s.level = began, level
 		if err != nil {
@@ -489,7 +520,7 @@ func (s *Session) quiet() bool {
 
 // size takes a measurement down, and says why the session has to be closed: its
 // workspace grew further while it was over its quota, or stayed too deep.
-func (s *Session) size(used int64, err error) (why error) {
+func (s *Session) size(used, nameless int64, err error) (why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sized = true
@@ -499,14 +530,14 @@ func (s *Session) size(used int64, err error) (why error) {
 		}
 		return nil
 	}
-	s.used = used
+	s.used, s.nameless = used, nameless
 	q, now := s.m.cfg.Workspaces.Quota(), s.m.cfg.Now()
 	if used == workspace.Unmeasured {
 		if s.deep.IsZero() {
 			s.deep = now
 		}
 		if now.Sub(s.deep) >= deepFor { // it may have grown all the time
-			return fmt.Errorf("the session was closed: %w", &ErrQuota{used, q})
+			return fmt.Errorf("the session was closed: %w", s.overQuota())
 		}
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
@@ -47,7 +48,7 @@ func (t *Tools) DefaultSpec(ctx context.Context) (engine.Spec, error) {
 
 // imageNames is what sandbox_open may be asked for.
 func (t *Tools) imageNames() []string {
-	names := slices.AppendSeq([]string{"default"}, maps.Keys(t.Config.Images))
+	names := slices.AppendSeq([]string{config.DefaultImage}, maps.Keys(t.Config.Images))
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -86,7 +87,7 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 		return spec, 0, fieldError("network", "%q is not allowed; none and egress are", shown(in.Network))
 	}
 	ref := c.Image
-	if in.Image != "" && in.Image != "default" {
+	if in.Image != "" && in.Image != config.DefaultImage {
 		var ok bool
 		if ref, ok = c.Images[in.Image]; !ok {
 			return spec, 0, fieldError("image", "%q is not on the operator's list (SANDBOX_IMAGES); allowed: %s", shown(in.Image), strings.Join(t.imageNames(), ", "))
@@ -125,7 +126,7 @@ func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
 	if plain.Network == "none" {
 		plain.Network = ""
 	}
-	if plain.Image == "default" {
+	if plain.Image == config.DefaultImage {
 		plain.Image = ""
 	}
 	s, err := c.Sessions.Open(ctx, c.who, session.Request{Spec: spec, ImageName: in.Image, Workspace: in.Workspace, TTL: ttl, Env: env, Pooled: plain == openIn{}})

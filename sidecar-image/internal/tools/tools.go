@@ -31,6 +31,7 @@ type Tools struct {
 	Metrics *metrics.Metrics
 	Tracing *tracing.Tracing
 	Log     *slog.Logger
+	Stop    <-chan struct{} // closed when the calls under way are to be answered at once; nil for never
 }
 
 // Request is what the HTTP layer knows of a call.
@@ -135,6 +136,8 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 			select {
 			case <-r.Done:
 				cancel(errCancelled)
+			case <-t.Stop:
+				cancel(session.Stopped)
 			case <-ended:
 			}
 		}(ctx.Done())
@@ -144,6 +147,9 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 		var args In
 		if err = decode(req.Params.Arguments, in, r.value, &args); err == nil {
 			got, out, err = run(ctx, c, args)
+			if err != nil && errors.Is(context.Cause(ctx), session.Stopped) { // whatever it made of that
+				err = fmt.Errorf("the call was ended: %w", session.Stopped)
+			}
 		}
 		kind := kindOf(got, err)
 		end(c.session, kind)

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 	"unicode/utf8"
 	"unsafe"
@@ -35,6 +36,7 @@ type execOut struct {
 	Stderr     string   `json:"stderr"`
 	DurationMS int64    `json:"duration_ms"`
 	TimedOut   bool     `json:"timed_out"`
+	OverQuota  bool     `json:"over_quota" jsonschema:"the command was killed because the workspace grew above its quota"`
 	Truncated  bool     `json:"truncated"`
 	Dropped    int64    `json:"dropped_bytes" jsonschema:"bytes cut from the middle of the output"`
 	Signal     string   `json:"signal,omitempty" jsonschema:"the signal that ended the command"`
@@ -60,7 +62,7 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 		return nil, out, err
 	}
 	defer used()
-	got, exit, ended, err := c.runIn(ctx, s, m, stdin)
+	got, exit, killed, ended, err := c.runIn(ctx, s, m, stdin)
 	if err != nil {
 		return nil, out, err
 	}
@@ -71,8 +73,13 @@ func execute(ctx context.Context, c *call, in execIn) (*result, execOut, error) 
 	}
 	kept := 0
 	defer func() { made(int64(kept)) }()
-	r := &result{isErr: exit.TimedOut || exit.Code != 0}
-	r.text, kept = c.render(&out, got, exit, m.Timeout, s.MemMB, s.Quota(ctx))
+	quota := killed
+	if quota == nil {
+		quota = s.Settled(ctx)
+	}
+	out.OverQuota = killed != nil
+	r := &result{isErr: out.OverQuota || exit.TimedOut || exit.Code != 0}
+	r.text, kept = c.render(&out, got, exit, m.Timeout, s.MemMB, quota)
 	return r, out, nil
 }
 
@@ -135,15 +142,16 @@ func checkEnv(env map[string]string) error {
 }
 
 // runIn runs a command in a session that is in use, with progress for a client that
-// asked. ended gives back the room of its output.
-func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin io.Reader) (got *host.Output, exit wire.Exit, ended func(int64), err error) {
+// asked. killed is a *session.ErrQuota when it was ended for that. ended gives back the
+// room of its output.
+func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin io.Reader) (got *host.Output, exit wire.Exit, killed error, ended func(int64), err error) {
 	conn, err := s.Conn(ctx)
 	if err != nil {
-		return nil, exit, nil, err
+		return nil, exit, nil, nil, err
 	}
 	free, err := c.http.Run(ctx, int64(m.MaxOutput))
 	if err != nil {
-		return nil, exit, nil, err
+		return nil, exit, nil, nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -152,7 +160,7 @@ func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin
 	}()
 	guarded, stop, err := s.Guard(ctx, m.Timeout)
 	if err != nil {
-		return nil, exit, nil, err
+		return nil, exit, nil, nil, err
 	}
 	live := make(chan *host.Output, 1)
 	done := make(chan struct{})
@@ -161,18 +169,20 @@ func (c *call) runIn(ctx context.Context, s *session.Session, m wire.Exec, stdin
 	}
 	got, exit, err = conn.Exec(guarded, m, stdin, func(o *host.Output) { live <- o })
 	close(done)
-	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil {
-		err = over // whatever the connection's end made of it
+	if over := (*session.ErrQuota)(nil); errors.As(context.Cause(guarded), &over) && err != nil && got != nil {
+		if killed, err = over, nil; !exit.Cancelled { // whatever the connection's end made of it
+			exit.Code, exit.Signal = 128+int(syscall.SIGKILL), "SIGKILL"
+		}
 	}
 	stop()
 	if err != nil {
-		return nil, exit, nil, explain(ctx, s, conn, err, "")
+		return nil, exit, nil, nil, explain(ctx, s, conn, err, "")
 	}
-	return got, exit, free, nil
+	return got, exit, killed, free, nil
 }
 
 // render fills in what a command did, and makes the text of it. quota is what the
-// workspace has to say. size is what both take, in bytes.
+// workspace has to say, or what the command was killed for. size is what both take, in bytes.
 func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout time.Duration, memMB int64, quota error) (_ string, size int) {
 	kept := func(w host.Which) string {
 		return text(got.Bytes(w, fmt.Sprintf("\n[... %d bytes left out ...]\n", got.Dropped(w))))
@@ -195,7 +205,7 @@ func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout ti
 	if out.Truncated {
 		line("[output truncated: %d of %d bytes left out of the middle]", exit.Dropped, exit.StdoutBytes+exit.StderrBytes)
 	}
-	if quota != nil {
+	if quota != nil && !out.OverQuota {
 		out.Notes = append(out.Notes, quota.Error())
 	}
 	for _, n := range out.Notes {
@@ -205,6 +215,9 @@ func (c *call) render(out *execOut, got *host.Output, exit wire.Exit, timeout ti
 		line("[out of memory: a process was killed at the session's limit of %d MiB]", memMB)
 	}
 	switch {
+	case out.OverQuota:
+		out.Notes = append(out.Notes, quota.Error())
+		line("[killed: %v]", quota)
 	case exit.TimedOut:
 		line("[timed out after %s]", timeout)
 	case exit.Code != 0:

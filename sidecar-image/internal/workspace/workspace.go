@@ -37,16 +37,34 @@ type Root struct {
 }
 
 // New returns the workspaces under dir, which the engine knows as host (empty
-// for the same path), owned by the session uid. quota is in bytes.
+// for the same path), owned by the session uid. quota is in bytes. It makes dir, but not
+// what that lies in: a typo, or a volume that is not mounted, would have the
+// workspaces go with the sidecar's container.
 func New(dir, host string, uid int, quota int64) (*Root, error) {
-	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s must be an absolute path", dir)
-	}
 	if host == "" {
 		host = dir
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s must be an absolute path", dir)
+	}
+	if !filepath.IsAbs(host) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_HOST_ROOT=%s must be an absolute path", host)
+	}
+	if err := os.Mkdir(dir, 0o711); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s: there is no directory %s to make it in: mount the volume, or make that directory", dir, filepath.Dir(dir))
+	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("making SANDBOX_WORKSPACE_ROOT: %w", err)
+	}
+	return Existing(dir, host, uid, quota)
+}
+
+// Existing is New for a directory that has to be there.
+func Existing(dir, host string, uid int, quota int64) (*Root, error) {
+	switch st, err := os.Stat(dir); {
+	case err != nil:
+		return nil, fmt.Errorf("looking for SANDBOX_WORKSPACE_ROOT: %w", err)
+	case !st.IsDir():
+		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s is no directory", dir)
 	}
 	return &Root{dir, host, uid, quota}, nil
 }
@@ -119,6 +137,9 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 	}
 	// The engine mounts it by path and would follow a link: there must be none.
 	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("workspace %s may not be opened: its owner, or root, has to give it the mode 0755: %w", name, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("workspace %s is not a plain directory: %w", name, err)
 	}
@@ -149,10 +170,13 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 }
 
 // give makes a workspace the session's, also one that a sidecar was killed over
-// before it had.
+// before it had, and one of which an earlier session took the rights from itself.
 func (r *Root) give(f *os.File, st fs.FileInfo) error {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == r.uid {
-		return nil
+		if st.Mode()&0o700 == 0o700 {
+			return nil
+		}
+		return f.Chmod(st.Mode() | 0o700)
 	}
 	err := f.Chown(r.uid, r.uid)
 	if err == nil || st.Mode().Perm()&0o007 == 0o007 {
@@ -180,6 +204,15 @@ func mkdir(r *os.Root, name string, mode fs.FileMode) error {
 func (h *Held) Usage() (int64, error) {
 	u, err := measure(h.root)
 	return u.bytes, err
+}
+
+// Device is the number of the file system that the workspace is on, as stat(2) has it.
+func (h *Held) Device() (uint64, error) {
+	st, err := h.dir.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return st.Sys().(*syscall.Stat_t).Dev, nil
 }
 
 const (

@@ -49,6 +49,35 @@ func TestTake(t *testing.T) {
 	h.Close()
 }
 
+// A session may do to its directory what it likes; the next one can enter it.
+func TestClosedByItsOwner(t *testing.T) {
+	r, _ := root(t, 0)
+	for _, mode := range []os.FileMode{0, 0o077, 0o555, os.ModeSetgid | os.ModeSticky} {
+		h, err := r.Take("p", "ws")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(h.Path, mode); err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+		if os.Getuid() != 0 && mode&0o400 == 0 {
+			if _, err := r.Take("p", "ws"); err == nil || !strings.Contains(err.Error(), "has to give it the mode") {
+				t.Errorf("%v: %v", mode, err)
+			}
+			_ = os.Chmod(h.Path, 0o755)
+			continue
+		}
+		if h, err = r.Take("p", "ws"); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := os.Stat(h.Path); err != nil || st.Mode() != os.ModeDir|mode|0o700 {
+			t.Errorf("%v became %v, %v", mode, st.Mode(), err)
+		}
+		h.Close()
+	}
+}
+
 func TestNames(t *testing.T) {
 	r, _ := root(t, 0)
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/etc", "A", "-a", "a.b", "a\x00", strings.Repeat("a", 65), "é"} {

@@ -63,6 +63,7 @@ func New(dir, build string) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking for the session's directory: %w", err)
 	}
+	admit(dir)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening the session's directory: %w", err)
@@ -301,6 +302,8 @@ func (c *conn) loop() error {
 		case wire.TWrite:
 			var m wire.Write
 			err = start(c, f, &m, func(o *op) { c.write(f.Stream, o, m) })
+		case wire.TUnlinked:
+			err = start(c, f, nil, func(o *op) { c.unlinked(f.Stream, o) })
 		case wire.TCancel:
 			if o := c.op(f.Stream); o != nil {
 				o.cancel()
@@ -329,10 +332,21 @@ func (c *conn) op(stream uint32) *op {
 	return c.ops[stream]
 }
 
-// start decodes a request into m and runs it on its stream.
+// admit gives the session back the right to enter its directory and to list it. Of a
+// workspace it is the owner, and may have taken both from itself (chmod 0 /work): then no
+// command would start there any more, not even the one that mends it.
+func admit(dir string) {
+	if st, err := os.Stat(dir); err == nil && st.Mode()&0o500 != 0o500 {
+		_ = os.Chmod(dir, st.Mode()|0o700) // who may not tells of it in what is done next
+	}
+}
+
+// start decodes a request into m, if it has any, and runs it on its stream.
 func start(c *conn, f wire.Frame, m any, run func(*op)) error {
-	if err := json.Unmarshal(f.Payload, m); err != nil {
-		return c.fail(f.Stream, wire.CodeBad, "the request is not valid JSON: "+err.Error())
+	if m != nil {
+		if err := json.Unmarshal(f.Payload, m); err != nil {
+			return c.fail(f.Stream, wire.CodeBad, "the request is not valid JSON: "+err.Error())
+		}
 	}
 	c.mu.Lock()
 	isExec := f.Type == wire.TExec
@@ -355,6 +369,7 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	}
 	c.mu.Unlock()
 	context.AfterFunc(o.ctx, o.credit.Close)
+	admit(c.a.dir)
 	c.wg.Go(func() { run(o) })
 	return nil
 }

@@ -98,7 +98,10 @@ func (c *conn) start(stream uint32, o *op, m wire.Exec) (*command, *wire.Error) 
 		if err == syscall.EAGAIN {
 			return bad(wire.CodeBusy, "the session is at its limit of processes, so bash does not start (%v): wait until some have ended; if none do, close it with sandbox_close and open another", err)
 		}
-		return bad(wire.CodeFailed, "starting bash: %v", err)
+		if st, serr := os.Stat(c.a.dir); serr == nil {
+			return bad(wire.CodeFailed, "starting bash in %s (%v): %v", c.a.dir, st.Mode(), err)
+		}
+		return bad(wire.CodeFailed, "starting bash in %s: %v", c.a.dir, err)
 	}
 	cmd.out = newCollector(m.MaxOutput, func(ch wire.Channel, b []byte) bool { return c.output(stream, o, ch, b) })
 	stdout := newSource(outR, wire.Stdout, nil)

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
 )
 
 // Paths are confined by os.Root, which resolves each step with openat and
@@ -166,6 +167,16 @@ func (a *Agent) beneath(f *os.File) error {
 		err = errOutside
 	}
 	return err
+}
+
+// unlinked tells what of the session's directory no walk through it finds.
+func (c *conn) unlinked(stream uint32, o *op) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(c.a.dir, &st); err != nil {
+		c.finish(stream, o, wire.TError, fileError(err))
+		return
+	}
+	c.finish(stream, o, wire.TDone, wire.File{Size: unlinked.Bytes(st.Dev, unlinked.Processes())})
 }
 
 // errOutside is the kernel's, or os.Root's, refusal of a path.

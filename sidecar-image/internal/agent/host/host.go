@@ -233,6 +233,9 @@ func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
 		if errors.Is(e.err, ErrLost) {
 			return e.err
 		}
+		if e.err == nil {
+			_ = json.Unmarshal(e.payload, out) // as far as it came
+		}
 		return context.Cause(ctx)
 	}
 	if e.err != nil {
@@ -422,7 +425,8 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 }
 
 // Exec runs a command and calls started with its growing output, then waits
-// for its end. stdin may be nil.
+// for its end. stdin may be nil. Of a command that was cancelled, output and exit
+// are returned beside the cause.
 func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started func(*Output)) (*Output, wire.Exit, error) {
 	out := &Output{tail: -1}
 	var id uint32
@@ -467,12 +471,10 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 		defer cancel()
 	}
 	var exit wire.Exit
-	if err := c.wait(ctx, id, s, &exit); err != nil {
-		return out, wire.Exit{}, err
-	}
+	err = c.wait(ctx, id, s, &exit)
 	exit = sane(exit)
 	out.end(exit)
-	return out, exit, nil
+	return out, exit, err
 }
 
 var signalName = regexp.MustCompile(`^SIG[A-Z0-9+]{1,12}$`)
@@ -543,6 +545,34 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 	var file wire.File
 	return c.wait(ctx, id, s, &file)
 }
+
+// Unlinked is what the agent sees, in bytes, of files on the file system of /work that
+// have no name any more. It gives up an agent that does not answer when ctx ends.
+func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
+	id, s, err := c.open(func(wire.Frame) error { return errors.New("data in an answer without any") })
+	if err != nil {
+		return 0, err
+	}
+	if err := c.w.Write(wire.TUnlinked, id); err != nil {
+		return 0, c.broken(id, err)
+	}
+	var file wire.File
+	select {
+	case e := <-s.end:
+		if err = e.err; err == nil {
+			err = json.Unmarshal(e.payload, &file)
+		}
+	case <-ctx.Done():
+		c.mu.Lock()
+		delete(c.streams, id)
+		c.mu.Unlock()
+		err = ctx.Err()
+	}
+	return min(max(file.Size, 0), maxUnlinked), err
+}
+
+// maxUnlinked keeps an agent's claim in a range that can be added to, in bytes.
+const maxUnlinked = 1 << 50
 
 // inTime gives up an agent that does not answer about a file.
 func inTime(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -101,6 +102,30 @@ func TestClaimsAreBounded(t *testing.T) {
 	_, exit, err := c.Exec(t.Context(), wire.Exec{MaxOutput: 100}, nil, nil)
 	if err != nil || exit.Code != 0 || exit.Signal != "" || exit.PeakMemory != 0 || exit.Dropped != 0 {
 		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// What an agent claims of files without a name can be added to, and one that claims
+// nothing is waited for no longer than its caller likes.
+func TestUnlinkedClaims(t *testing.T) {
+	for claim, want := range map[int64]int64{-1: 0, 7: 7, math.MaxInt64: maxUnlinked} {
+		c := hostile(t, func(w *wire.Writer, r *wire.Reader, _ net.Conn) {
+			f, _ := r.Read()
+			_ = w.WriteJSON(wire.TDone, f.Stream, wire.File{Size: claim})
+			_, _ = r.Read()
+		})
+		if n, err := c.Unlinked(t.Context()); err != nil || n != want {
+			t.Errorf("%d is taken for %d, %v", claim, n, err)
+		}
+	}
+	c := hostile(t, func(_ *wire.Writer, r *wire.Reader, _ net.Conn) {
+		for _, err := r.Read(); err == nil; _, err = r.Read() {
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := c.Unlinked(ctx); !errors.Is(err, context.DeadlineExceeded) || len(c.streams) > 0 {
+		t.Errorf("a mute one: %v, and %d streams are left", err, len(c.streams))
 	}
 }
 

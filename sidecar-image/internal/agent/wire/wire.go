@@ -61,6 +61,7 @@ const (
 	TError    Type = 12 // to the sidecar: Error ends the stream
 	TGrant    Type = 13 // both ways: uint32, more data bytes allowed on the stream
 	TLive     Type = 14 // to the sidecar: uint64, bytes written so far; then the last of them
+	TUnlinked Type = 15 // to the agent: how much of the disk of /work is in files without a name, as a File; no payload
 )
 
 // Channel says where output came from; the tail is what was kept from the end
@@ -123,9 +124,9 @@ type Write struct {
 	Size int64  `json:"size"`
 }
 
-// File ends a Read or a Write.
+// File ends a Read, a Write or a TUnlinked.
 type File struct {
-	Size int64 `json:"size"` // of the whole file, in bytes
+	Size int64 `json:"size"` // of the whole file, or of all files without a name, in bytes
 }
 
 // Error ends an operation that could not be done.
@@ -189,7 +190,7 @@ func (r *Reader) Read() (Frame, error) {
 		max = MaxData + 1
 	case TLive:
 		max = 8 + MaxLive
-	case TCancel, TShutdown, TEnd:
+	case TCancel, TShutdown, TEnd, TUnlinked:
 		max = 0
 	case TGrant, TPing:
 		max = 8
