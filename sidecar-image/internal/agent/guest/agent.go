@@ -334,7 +334,8 @@ func (c *conn) op(stream uint32) *op {
 
 // admit gives the session back the right to enter its directory and to list it. Of a
 // workspace it is the owner, and may have taken both from itself (chmod 0 /work): then no
-// command would start there any more, not even the one that mends it.
+// command would start there any more, not even the one that mends it. One that is merely
+// read-only stays so.
 func admit(dir string) {
 	if st, err := os.Stat(dir); err == nil && st.Mode()&0o500 != 0o500 {
 		_ = os.Chmod(dir, st.Mode()|0o700) // who may not tells of it in what is done next
