@@ -520,7 +520,7 @@ func TestDurableWorkspace(t *testing.T) {
 			if !a.IsError || !strings.Contains(a.Text, "in deleted files that are still open") {
 				t.Errorf("%s: %+v", what, a)
 			}
-			eventually(t, 5*time.Second, "they are gone with the command", usable)
+			eventually(t, 20*time.Second, "they are gone with the command", usable)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
@@ -71,6 +74,7 @@ func TestContainersOf(t *testing.T) {
 		"12:pids:/docker/" + a + "\n1:name=systemd:/docker/" + a + "\n": {a},
 		"0::/docker/" + b + "/libpod_parent/libpod-" + a + "\n":         {a, b}, // nested
 		"0::/user.slice/session-1.scope\n":                              nil,
+		"0::/machine.slice/libpod-conmon-" + a + ".scope\n":             nil, // no process of the session
 	} {
 		if got := containersOf(cgroup); !slices.Equal(got, want) {
 			t.Errorf("%q: %v", cgroup, got)
@@ -292,5 +296,77 @@ func TestWalksAreShared(t *testing.T) {
 	}
 	if err := s.Quota(t.Context()); err == nil {
 		t.Error("3000 empty files are within a quota of 1 MiB")
+	}
+}
+
+// An agent that answers no more is taken at its last word for a while, and not at all where
+// the sidecar sees the session's processes: files that are gone keep no writes away.
+func TestLastWord(t *testing.T) {
+	now := time.Now()
+	s := &Session{m: &Manager{cfg: Config{Now: func() time.Time { return now }}}}
+	for i, step := range []struct {
+		after    time.Duration
+		claim    int64
+		answered bool
+		seen     int64
+		sees     bool
+		want     int64
+	}{
+		{0, 0, false, 0, false, 0},
+		{0, 0, false, 5, true, 5},
+		{0, 100, true, 0, false, 100},
+		{claimFor - 1, 0, false, 7, false, 100},
+		{1, 0, false, 7, false, 7},
+		{0, 100, true, 200, true, 200},
+		{1, 100, true, 0, true, 100}, // of processes that the sidecar does not see
+		{1, 0, false, 7, true, 7},
+		{1, 0, false, 0, false, 0},
+		{1, 100, true, 0, false, 100},
+		{1, 0, true, 0, false, 0},
+	} {
+		now = now.Add(step.after)
+		if got := s.hidden(step.claim, step.answered, step.seen, step.sees); got != step.want {
+			t.Errorf("step %d: %d, not %d", i, got, step.want)
+		}
+	}
+}
+
+// What the walk found is known before the agent is waited for, which may say nothing.
+func TestUsageWithAMuteAgent(t *testing.T) {
+	s := quotas(t)()
+	if err := s.Quota(t.Context()); err != nil { // its first measurement has ended
+		t.Fatal(err)
+	}
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	go func() {
+		r := wire.NewReader(theirs)
+		_, _ = r.Read()
+		_ = wire.NewWriter(theirs).WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Unlinked: true})
+		for _, err := r.Read(); err == nil; _, err = r.Read() {
+		}
+	}()
+	c, err := host.Dial(t.Context(), ours, "key", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := os.WriteFile(filepath.Join(s.held.Path, "f"), make([]byte, 2<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.conn = c
+	s.mu.Unlock()
+	began := time.Now()
+	if used, nameless, err := s.usage(); err != nil || used < 2<<20 || nameless != 0 {
+		t.Errorf("%d bytes, %d of them without a name, %v", used, nameless, err)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used < 2<<20 { // usage publishes the walk alone; the rest is size's
+		t.Errorf("%d bytes are known", s.used)
 	}
 }

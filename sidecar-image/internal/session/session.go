@@ -126,6 +126,8 @@ type Session struct {
 	sized    bool          // the workspace has been measured
 	used     int64         // bytes in it when last measured
 	nameless int64         // of these, in files that were deleted and are still open
+	claim    int64         // what the agent last told of those
+	claimed  time.Time     // when it did
 	least    int64         // bytes in it since it has been over its quota, at the least
 	deep     time.Time     // since when it is nested too deep to be measured; zero when it is not
 	walk     chan struct{} // closed when the next walk through it has ended; nil when none is asked for
@@ -403,6 +405,7 @@ func (s *Session) Guard(ctx context.Context, patience time.Duration) (guarded co
 			case <-done:
 				return
 			case <-s.Measure():
+			case <-time.After(guardEvery): // what is known of a measurement that takes longer
 			}
 			s.mu.Lock()
 			used, q := s.used, s.m.cfg.Workspaces.Quota()

@@ -13,8 +13,12 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
-// askPatience is what an agent has to say what it sees.
-const askPatience = time.Second
+const (
+	// askPatience is what an agent has to say what it sees, and the sidecar to look itself.
+	askPatience = time.Second
+	// claimFor is how long an agent that answers no more is taken at its last word.
+	claimFor = 2 * patrolEvery
+)
 
 // usage is what the workspace holds, with how much of it is in files that have no name
 // any more and that processes of the session still have. The agent tells of those in
@@ -22,19 +26,18 @@ const askPatience = time.Second
 // root and sees the engine's processes none may.
 func (s *Session) usage() (used, nameless int64, err error) {
 	s.mu.Lock()
-	conn, nameless := s.conn, s.nameless
+	conn := s.conn
 	s.mu.Unlock()
 	told := make(chan int64, 1)
-	ctx, cancel := context.WithTimeout(s.m.ctx, askPatience)
+	asking, cancel := context.WithTimeout(s.m.ctx, askPatience)
 	defer cancel()
 	go func() {
-		n := nameless // of the last time, where it does not answer
+		defer close(told)
 		if conn != nil {
-			if now, err := conn.Unlinked(ctx); err == nil {
-				n = now
+			if n, err := conn.Unlinked(asking); err == nil {
+				told <- n
 			}
 		}
-		told <- n
 	}()
 	used, err = s.held.Usage()
 	if err != nil || used == workspace.Unmeasured {
@@ -44,13 +47,42 @@ func (s *Session) usage() (used, nameless int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	seen := unlinked.Bytes(dev, s.m.census.of(s.Container))
+	s.mu.Lock()
+	s.used = max(s.used, used) // for those who cannot wait for the rest
+	s.mu.Unlock()
+	pids := s.m.census.of(s.Container)
+	looking, cancel := context.WithTimeout(s.m.ctx, askPatience)
+	defer cancel()
+	seen := unlinked.Bytes(looking, dev, pids)
+	var claim int64
+	var answered bool
 	select {
-	case nameless = <-told:
-	case <-ctx.Done():
+	case claim, answered = <-told:
+	case <-asking.Done():
+		select {
+		case claim, answered = <-told: // before
+		default:
+		}
 	}
-	nameless = max(nameless, seen)
+	nameless = s.hidden(claim, answered, seen, os.Geteuid() == 0 && len(pids) > 0)
 	return used + nameless, nameless, nil
+}
+
+// hidden is how much is in files without a name, in bytes, of what the agent claims, if it
+// answered, and what the sidecar has seen, which is all there is where it sees the session's
+// processes. An agent that does not answer is taken at its last word, for a while: the
+// session's writes are refused meanwhile, also when those files are gone.
+func (s *Session) hidden(claim int64, answered bool, seen int64, sees bool) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.m.cfg.Now()
+	switch {
+	case answered:
+		s.claim, s.claimed = claim, now
+	case sees || now.Sub(s.claimed) >= claimFor:
+		s.claim = 0
+	}
+	return max(s.claim, seen)
 }
 
 // census knows the processes of each container, as far as the sidecar sees them. All
@@ -61,13 +93,14 @@ type census struct {
 	pids map[string][]string
 }
 
-var containerID = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+var containerID = regexp.MustCompile(`(?:conmon-)?\b[0-9a-f]{64}\b`)
 
 // containersOf are the ids in a process's /proc/PID/cgroup: docker and podman name the
 // cgroup of each container by its id, and no process can leave it. A nested engine's may
 // lie below the sidecar's own.
 func containersOf(cgroup string) []string {
-	ids := containerID.FindAllString(cgroup, -1) // of each line, in cgroup v1
+	ids := slices.DeleteFunc(containerID.FindAllString(cgroup, -1), // of each line, in cgroup v1
+		func(id string) bool { return len(id) > 64 }) // the container's monitor, which is podman's
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }

@@ -4,6 +4,7 @@
 package unlinked
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,11 +14,16 @@ import (
 
 // Bytes is the size on disk of the files without a name on device dev (as stat(2)
 // numbers it) that the given processes of /proc have open, mapped, as their program
-// or as their directory, in bytes. What the caller may not look at counts nothing.
-func Bytes(dev uint64, pids []string) (sum int64) {
+// or as their directory, in bytes. What the caller may not look at counts nothing. When
+// ctx ends, what was found so far is the answer: processes may have millions of
+// descriptors, so that it looks first where most files are found.
+func Bytes(ctx context.Context, dev uint64, pids []string) (sum int64) {
 	seen := map[[2]uint64]bool{}
 	look := func(paths ...string) {
 		for _, p := range paths {
+			if ctx.Err() != nil {
+				return
+			}
 			var st unix.Stat_t
 			// Follows the link to the file itself, and opens nothing.
 			if unix.Stat(p, &st) != nil || st.Nlink > 0 || seen[[2]uint64{st.Dev, st.Ino}] || st.Dev != dev && !overlaid(p) {
@@ -27,15 +33,26 @@ func Bytes(dev uint64, pids []string) (sum int64) {
 			sum += st.Blocks * 512
 		}
 	}
-	for _, pid := range pids {
-		dir := filepath.Join("/proc", pid)
-		look(filepath.Join(dir, "exe"))
-		look(names(dir, "map_files")...)
-		for _, thread := range names(dir, "task") { // each may have descriptors of its own (unshare(2), CLONE_FILES)
-			look(filepath.Join(thread, "cwd"), filepath.Join(thread, "root"))
-			look(names(thread, "fd")...)
+	each := func(what func(dir string)) {
+		for _, pid := range pids {
+			if ctx.Err() == nil {
+				what(filepath.Join("/proc", pid))
+			}
 		}
 	}
+	held := func(dir string) {
+		look(filepath.Join(dir, "exe"), filepath.Join(dir, "cwd"), filepath.Join(dir, "root"))
+		look(names(dir, "fd")...)
+	}
+	each(held)
+	each(func(dir string) { look(names(dir, "map_files")...) })
+	each(func(dir string) {
+		for _, thread := range names(dir, "task") { // each may have descriptors of its own (unshare(2), CLONE_FILES)
+			if ctx.Err() == nil && filepath.Base(thread) != filepath.Base(dir) {
+				held(thread)
+			}
+		}
+	})
 	return sum
 }
 

@@ -121,7 +121,7 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 	}
 	top, err := os.OpenRoot(r.dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", err)
+		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", reason(err))
 	}
 	defer top.Close()
 	if err := mkdir(top, p, 0o711); err != nil {
@@ -159,7 +159,7 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 	}
 	if err := r.give(f, opened); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("giving workspace %s to the session's user: %w", name, err)
+		return nil, fmt.Errorf("giving workspace %s to the session's user (it has to belong to uid %d, with the mode 0755): %w", name, r.uid, reason(err))
 	}
 	root, err := mine.OpenRoot(name)
 	if err != nil {
@@ -170,10 +170,11 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 }
 
 // give makes a workspace the session's, also one that a sidecar was killed over
-// before it had, and one of which an earlier session took the rights from itself.
+// before it had, and one that an earlier session closed to itself. One that the session may
+// enter and list stays as it is: an operator may have made it read-only.
 func (r *Root) give(f *os.File, st fs.FileInfo) error {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == r.uid {
-		if st.Mode()&0o700 == 0o700 {
+		if st.Mode()&0o500 == 0o500 {
 			return nil
 		}
 		return f.Chmod(st.Mode() | 0o700)
@@ -185,6 +186,14 @@ func (r *Root) give(f *os.File, st fs.FileInfo) error {
 	// A sidecar without root cannot give it away, so it lets the session in;
 	// the directories above keep others of the host out.
 	return f.Chmod(0o777)
+}
+
+// reason is an error without the path: the caller of sandbox_open is told of it.
+func reason(err error) error {
+	if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		return p.Err
+	}
+	return err
 }
 
 func mkdir(r *os.Root, name string, mode fs.FileMode) error {

@@ -71,7 +71,11 @@ func TestClosedByItsOwner(t *testing.T) {
 		if h, err = r.Take("p", "ws"); err != nil {
 			t.Fatal(err)
 		}
-		if st, err := os.Stat(h.Path); err != nil || st.Mode() != os.ModeDir|mode|0o700 {
+		want := mode
+		if mode&0o500 != 0o500 {
+			want |= 0o700
+		}
+		if st, err := os.Stat(h.Path); err != nil || st.Mode() != os.ModeDir|want {
 			t.Errorf("%v became %v, %v", mode, st.Mode(), err)
 		}
 		h.Close()
@@ -395,5 +399,50 @@ func TestWorkspaceOfRoot(t *testing.T) {
 	var st syscall.Stat_t
 	if err := syscall.Stat(h.Path, &st); err != nil || st.Uid != 1000 || st.Gid != 1000 {
 		t.Errorf("it belongs to %d:%d, %v", st.Uid, st.Gid, err)
+	}
+}
+
+// A sidecar that is not root takes the session's workspace as it is. Where it may not mend
+// it, it says so without the path, which the caller of sandbox_open need not know.
+func TestWithoutRootOverTheSessionsWorkspace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("giving a directory away needs root")
+	}
+	dir := filepath.Join(t.TempDir(), "root")
+	r, err := New(dir, "", 1000, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := r.Take("p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	for _, d := range []string{dir, filepath.Join(dir, "p")} {
+		if err := os.Chown(d, 65532, 65532); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{filepath.Dir(dir), filepath.Dir(filepath.Dir(dir))} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for mode, fails := range map[os.FileMode]bool{0o755: false, 0o555: false, 0o577: false, 0o077: true} {
+		if err := os.Chmod(h.Path, mode); err != nil {
+			t.Fatal(err)
+		}
+		as(t, 65532, func() {
+			h, err := r.Take("p", "ws")
+			if err == nil {
+				h.Close()
+			}
+			if (err != nil) != fails || fails && (strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "workspace ws")) {
+				t.Errorf("%v: %v", mode, err)
+			}
+		})
+		if st, err := os.Stat(h.Path); err != nil || st.Mode().Perm() != mode {
+			t.Errorf("%v became %v, %v", mode, st.Mode(), err)
+		}
 	}
 }

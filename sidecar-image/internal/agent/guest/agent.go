@@ -211,7 +211,7 @@ func (a *Agent) Serve(rw io.ReadWriteCloser) { a.serveHello(rw, func() {}) }
 // Hello or ended without.
 func (a *Agent) serveHello(rw io.ReadWriteCloser, greeted func()) {
 	defer rw.Close()
-	c := &conn{a: a, rw: rw, r: wire.NewReader(rw), w: wire.NewWriter(rw), ops: map[uint32]*op{}}
+	c := &conn{a: a, rw: rw, r: wire.NewReader(rw), w: wire.NewWriter(rw), ops: map[uint32]*op{}, kinds: map[wire.Type]int{}}
 	err := a.hello(c)
 	greeted()
 	if err == nil {
@@ -252,7 +252,7 @@ func (a *Agent) hello(c *conn) error {
 	if old != nil {
 		_ = old.rw.Close()
 	}
-	return c.w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Agent: a.build})
+	return c.w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Agent: a.build, Unlinked: true})
 }
 
 func (a *Agent) shutdown() { a.once.Do(func() { close(a.exit) }) }
@@ -266,8 +266,8 @@ type conn struct {
 
 	mu    sync.Mutex
 	ops   map[uint32]*op
-	execs int
-	wg    sync.WaitGroup // the operations
+	kinds map[wire.Type]int // of them
+	wg    sync.WaitGroup    // the operations
 }
 
 // op is an operation under way on a stream.
@@ -278,7 +278,7 @@ type op struct {
 	in     chan []byte // data for it; closed by TEnd
 	inEnd  bool
 	room   int // data bytes that the peer may still send
-	exec   bool
+	kind   wire.Type
 }
 
 func (c *conn) loop() error {
@@ -334,7 +334,8 @@ func (c *conn) op(stream uint32) *op {
 
 // admit gives the session back the right to enter its directory and to list it. Of a
 // workspace it is the owner, and may have taken both from itself (chmod 0 /work): then no
-// command would start there any more, not even the one that mends it.
+// command would start there any more, not even the one that mends it. One that is merely
+// read-only stays so.
 func admit(dir string) {
 	if st, err := os.Stat(dir); err == nil && st.Mode()&0o500 != 0o500 {
 		_ = os.Chmod(dir, st.Mode()|0o700) // who may not tells of it in what is done next
@@ -349,24 +350,26 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 		}
 	}
 	c.mu.Lock()
-	isExec := f.Type == wire.TExec
 	switch {
 	case c.ops[f.Stream] != nil:
 		c.mu.Unlock()
 		return fmt.Errorf("stream %d is in use", f.Stream)
-	case len(c.ops) >= wire.MaxStreams:
+	case f.Type == wire.TUnlinked: // counts against no limit of the session's own
+		if c.kinds[f.Type] > 0 {
+			c.mu.Unlock()
+			return c.fail(f.Stream, wire.CodeBusy, "the agent already looks for files without a name")
+		}
+	case len(c.ops)-c.kinds[wire.TUnlinked] >= wire.MaxStreams:
 		c.mu.Unlock()
 		return c.fail(f.Stream, wire.CodeBusy, fmt.Sprintf("the session already has %d commands and file operations under way, as many as it may; wait for one to end", wire.MaxStreams))
-	case isExec && c.execs >= maxExecs:
+	case f.Type == wire.TExec && c.kinds[f.Type] >= maxExecs:
 		c.mu.Unlock()
 		return c.fail(f.Stream, wire.CodeBusy, fmt.Sprintf("the session already runs %d commands, as many as it may at once; wait for one to end", maxExecs))
 	}
-	o := &op{credit: wire.NewCredit(), in: make(chan []byte, wire.Window/wire.MaxData*4), room: wire.Window, exec: isExec}
+	o := &op{credit: wire.NewCredit(), in: make(chan []byte, wire.Window/wire.MaxData*4), room: wire.Window, kind: f.Type}
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	c.ops[f.Stream] = o
-	if isExec {
-		c.execs++
-	}
+	c.kinds[f.Type]++
 	c.mu.Unlock()
 	context.AfterFunc(o.ctx, o.credit.Close)
 	admit(c.a.dir)
@@ -380,9 +383,7 @@ func (c *conn) finish(stream uint32, o *op, t wire.Type, v any) {
 	o.cancel()
 	c.mu.Lock()
 	delete(c.ops, stream)
-	if o.exec {
-		c.execs--
-	}
+	c.kinds[o.kind]--
 	c.mu.Unlock()
 	_ = c.w.WriteJSON(t, stream, v)
 }

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
@@ -169,6 +171,10 @@ func (a *Agent) beneath(f *os.File) error {
 	return err
 }
 
+// scanFor is how long the agent looks for files without a name: less than the second that
+// the sidecar waits.
+const scanFor = 700 * time.Millisecond
+
 // unlinked tells what of the session's directory no walk through it finds.
 func (c *conn) unlinked(stream uint32, o *op) {
 	var st syscall.Stat_t
@@ -176,7 +182,9 @@ func (c *conn) unlinked(stream uint32, o *op) {
 		c.finish(stream, o, wire.TError, fileError(err))
 		return
 	}
-	c.finish(stream, o, wire.TDone, wire.File{Size: unlinked.Bytes(st.Dev, unlinked.Processes())})
+	ctx, cancel := context.WithTimeout(o.ctx, scanFor)
+	defer cancel()
+	c.finish(stream, o, wire.TDone, wire.File{Size: unlinked.Bytes(ctx, st.Dev, unlinked.Processes())})
 }
 
 // errOutside is the kernel's, or os.Root's, refusal of a path.

@@ -248,17 +248,21 @@ func TestTooMany(t *testing.T) {
 	for _, tc := range []struct {
 		what     wire.Type
 		ops, run int
+		scans    int // beside the operations
 		want     string
 	}{
-		{wire.TExec, maxExecs, maxExecs, "already runs 16 commands, as many as it may at once"},
-		{wire.TExec, wire.MaxStreams, 0, "already has 64 commands and file operations under way, as many as it may"},
-		{wire.TRead, wire.MaxStreams, maxExecs, "already has 64 commands and file operations under way, as many as it may"},
-		{wire.TRead, maxExecs, maxExecs, ""},
-		{wire.TExec, maxExecs, maxExecs - 1, ""},
+		{wire.TExec, maxExecs, maxExecs, 0, "already runs 16 commands, as many as it may at once"},
+		{wire.TExec, wire.MaxStreams, 0, 0, "already has 64 commands and file operations under way, as many as it may"},
+		{wire.TRead, wire.MaxStreams, maxExecs, 1, "already has 64 commands and file operations under way, as many as it may"},
+		{wire.TRead, maxExecs, maxExecs, 0, ""},
+		{wire.TExec, maxExecs, maxExecs - 1, 0, ""},
+		{wire.TRead, wire.MaxStreams - 1, 0, 1, ""},
+		{wire.TUnlinked, wire.MaxStreams, maxExecs, 0, ""},
+		{wire.TUnlinked, 0, 0, 1, "already looks for files without a name"},
 	} {
 		var buf bytes.Buffer
-		c := &conn{a: &Agent{dir: t.TempDir()}, w: wire.NewWriter(&buf), ops: map[uint32]*op{}, execs: tc.run}
-		for i := range tc.ops {
+		c := &conn{w: wire.NewWriter(&buf), a: &Agent{dir: t.TempDir()}, ops: map[uint32]*op{}, kinds: map[wire.Type]int{wire.TExec: tc.run, wire.TUnlinked: tc.scans}}
+		for i := range tc.ops + tc.scans {
 			c.ops[uint32(100+i)] = &op{}
 		}
 		ran := false
@@ -290,8 +294,8 @@ func TestHello(t *testing.T) {
 		t.Errorf("no key was answered with %d", f.Type)
 	}
 	f, first := dial(wire.Hello{Version: 1, Key: "k"})
-	if f.Type != wire.THello {
-		t.Fatalf("answered with %d", f.Type)
+	if f.Type != wire.THello || !bytes.Contains(f.Payload, []byte(`"unlinked":true`)) {
+		t.Fatalf("answered with %d, %s", f.Type, f.Payload)
 	}
 	if f, _ := dial(wire.Hello{Version: 1, Key: "other"}); f.Type != wire.TError {
 		t.Errorf("a wrong key was answered with %d", f.Type)

@@ -37,8 +37,9 @@ var ErrLost = errors.New("the connection to the session's agent was lost")
 
 // Conn is a connection to one agent. Safe for concurrent use.
 type Conn struct {
-	rw io.ReadWriteCloser
-	w  *wire.Writer
+	rw       io.ReadWriteCloser
+	w        *wire.Writer
+	unlinked bool // the agent knows TUnlinked
 
 	mu      sync.Mutex
 	streams map[uint32]*stream
@@ -104,6 +105,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser, key string, env map[string
 		}
 		return nil, err
 	}
+	c.unlinked = h.Unlinked
 	go c.loop(r)
 	return c, nil
 }
@@ -547,8 +549,12 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 }
 
 // Unlinked is what the agent sees, in bytes, of files on the file system of /work that
-// have no name any more. It gives up an agent that does not answer when ctx ends.
+// have no name any more. It gives up an agent that does not answer when ctx ends, and is
+// errors.ErrUnsupported where the agent is older than the question.
 func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
+	if !c.unlinked {
+		return 0, fmt.Errorf("the session's agent does not tell of files without a name: %w", errors.ErrUnsupported)
+	}
 	id, s, err := c.open(func(wire.Frame) error { return errors.New("data in an answer without any") })
 	if err != nil {
 		return 0, err
@@ -566,6 +572,11 @@ func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
 		c.mu.Lock()
 		delete(c.streams, id)
 		c.mu.Unlock()
+		go func() { // must not wait for an agent that does not read
+			if err := c.w.Write(wire.TCancel, id); err != nil {
+				c.fail(err)
+			}
+		}()
 		err = ctx.Err()
 	}
 	return min(max(file.Size, 0), maxUnlinked), err

@@ -28,7 +28,7 @@ func hostile(t testing.TB, say func(w *wire.Writer, r *wire.Reader, raw net.Conn
 		if _, err := r.Read(); err != nil {
 			return
 		}
-		_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version})
+		_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Unlinked: true})
 		say(w, r, theirs)
 		theirs.Close()
 	}()
@@ -118,14 +118,47 @@ func TestUnlinkedClaims(t *testing.T) {
 			t.Errorf("%d is taken for %d, %v", claim, n, err)
 		}
 	}
+	seen := make(chan wire.Frame, 10)
 	c := hostile(t, func(_ *wire.Writer, r *wire.Reader, _ net.Conn) {
-		for _, err := r.Read(); err == nil; _, err = r.Read() {
+		for f, err := r.Read(); err == nil; f, err = r.Read() {
+			seen <- f
 		}
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := c.Unlinked(ctx); !errors.Is(err, context.DeadlineExceeded) || len(c.streams) > 0 {
 		t.Errorf("a mute one: %v, and %d streams are left", err, len(c.streams))
+	}
+	if asked, then := <-seen, <-seen; asked.Type != wire.TUnlinked || then.Type != wire.TCancel || then.Stream != asked.Stream {
+		t.Errorf("it was sent %+v and %+v", asked, then)
+	}
+}
+
+// An agent of before the question ends the connection at it, so it is not asked.
+func TestUnlinkedOfAnOlderAgent(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	go func() {
+		r, w := wire.NewReader(theirs), wire.NewWriter(theirs)
+		_, _ = r.Read()
+		_ = w.Write(wire.THello, 0, []byte(`{"version":1,"agent":"older"}`))
+		f, err := r.Read()
+		if err == nil && f.Type == wire.TExec {
+			_ = w.WriteJSON(wire.TDone, f.Stream, wire.Exit{Code: 3})
+			_, _ = r.Read()
+		}
+		theirs.Close()
+	}()
+	c, err := Dial(t.Context(), ours, "key", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if n, err := c.Unlinked(t.Context()); n != 0 || !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, exit, err := c.Exec(t.Context(), wire.Exec{MaxOutput: 1}, nil, nil); err != nil || exit.Code != 3 {
+		t.Errorf("a command after that: %+v, %v", exit, err)
 	}
 }
 

@@ -80,10 +80,11 @@ const (
 // and the session's environment; later ones must carry the same key and take
 // the place of the connection before.
 type Hello struct {
-	Version int               `json:"version"`
-	Key     string            `json:"key,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	Agent   string            `json:"agent,omitempty"` // the agent's build, in its answer
+	Version  int               `json:"version"`
+	Key      string            `json:"key,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+	Agent    string            `json:"agent,omitempty"`    // the agent's build, in its answer
+	Unlinked bool              `json:"unlinked,omitempty"` // in its answer: it knows TUnlinked, at which an older one ends the connection
 }
 
 // Exec runs Command under bash -c in /work.
