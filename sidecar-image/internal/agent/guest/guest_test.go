@@ -257,7 +257,7 @@ func TestTooMany(t *testing.T) {
 		{wire.TExec, maxExecs, maxExecs - 1, ""},
 	} {
 		var buf bytes.Buffer
-		c := &conn{w: wire.NewWriter(&buf), ops: map[uint32]*op{}, execs: tc.run}
+		c := &conn{a: &Agent{dir: t.TempDir()}, w: wire.NewWriter(&buf), ops: map[uint32]*op{}, execs: tc.run}
 		for i := range tc.ops {
 			c.ops[uint32(100+i)] = &op{}
 		}
