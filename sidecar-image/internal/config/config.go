@@ -135,7 +135,7 @@ var Vars = []Var{
 	{"SANDBOX_IMAGE_POLICY", "", "file of who may sign session images: public keys in PEM, or YAML with keys and identities; one of them must have signed an image (cosign sign) before its digest is used", str(func(c *Config) *string { return &c.ImagePolicy })},
 
 	{"SANDBOX_ALLOW_EGRESS", "0", "1 lets sessions ask for a network with network=egress", boolean(func(c *Config) *bool { return &c.AllowEgress })},
-	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those, by its name; host, none and other modes are refused", egressNetwork},
+	{"SANDBOX_EGRESS_NETWORK", "bridge", "the engine's network for those, by its name; host, none and other modes are refused", str(func(c *Config) *string { return &c.EgressNetwork })},
 	{"SANDBOX_CPU", "1", "CPUs of a session that asks for none", float(func(c *Config) *float64 { return &c.CPU })},
 	{"SANDBOX_MAX_CPU", "4", "most CPUs that a session may ask for; lowered to those of the engine's host", float(func(c *Config) *float64 { return &c.MaxCPU })},
 	{"SANDBOX_MEM_MB", "2048", "memory of a session in MiB; its tmpfs counts, swap is off", integer(func(c *Config) *int64 { return &c.MemMB.Default }, LeastMemMB)},
@@ -230,6 +230,11 @@ func (c *Config) check() (errs []error) {
 	} {
 		if r.def > r.max {
 			add("%s=%g is above SANDBOX_MAX_%s=%g", r.name, r.def, strings.TrimPrefix(r.name, "SANDBOX_"), r.max)
+		}
+	}
+	if c.AllowEgress {
+		if err := checkEgress(c.EgressNetwork); err != nil {
+			add("SANDBOX_EGRESS_NETWORK: %w", err)
 		}
 	}
 	if c.WarmPool > c.Sessions {
@@ -369,7 +374,7 @@ func address(at func(*Config) *string) func(*Config, string) error {
 func host(c *Config, v string) error {
 	u, err := url.Parse(v)
 	switch {
-	case err == nil && u.Scheme == "unix" && u.Host == "" && path.IsAbs(u.Path):
+	case err == nil && strings.HasPrefix(v, "unix://") && u.Host == "" && path.IsAbs(u.Path):
 	case err == nil && u.Scheme == "tcp" && u.Hostname() != "" && u.Port() != "":
 	default:
 		return fmt.Errorf("%q is no address of an engine such as unix:///var/run/docker.sock or tcp://name:2375", v)
@@ -388,14 +393,13 @@ func tokens(bare bool) func(*Config, string) error {
 
 var networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
-// egressNetwork takes networks alone. The engines' modes are not: host and another's namespace
-// (container:, ns:) are what sessions are kept from, slirp4netns, pasta and private can lead to the
-// host's loopback, and default is one of these where podman is rootless.
-func egressNetwork(c *Config, v string) error {
-	if !networkName.MatchString(v) || slices.Contains([]string{"host", "none", "private", "default", "slirp4netns", "pasta", "no-pod"}, strings.ToLower(v)) {
+// checkEgress takes networks alone. The modes of every engine are not: host and another's namespace
+// (container:, ns:) are what sessions are kept from. Those of podman alone its engine refuses, as
+// they may be networks of docker.
+func checkEgress(v string) error {
+	if !networkName.MatchString(v) || slices.Contains([]string{"host", "none"}, strings.ToLower(v)) {
 		return fmt.Errorf("%q is no network of an engine: bridge, or the name of one that was made with `network create`; a mode such as host, container:NAME or slirp4netns gives sessions what is not theirs", v)
 	}
-	c.EgressNetwork = v
 	return nil
 }
 

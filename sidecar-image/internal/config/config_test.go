@@ -82,14 +82,20 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// What an engine takes for a network and is none, or not the session's own.
+// What any engine takes for a network and is none, or not the session's own, is refused where
+// sessions may have one at all.
 func TestEgressNetwork(t *testing.T) {
 	for name, refused := range map[string]bool{
 		"bridge": false, "podman": false, "sandbox-egress": false, "Net_1.x": false, "hostnet": false, "nonesuch": false,
-		"host": true, "Host": true, "none": true, "container:abc": true, "ns:/proc/1/ns/net": true, "pod:x": true, "private": true, "default": true, "slirp4netns": true,
-		"slirp4netns:allow_host_loopback=true": true, "pasta": true, "pasta:-T,auto": true, "bridge:ip=10.88.0.9": true, "bridge,other": true, "../x": true, " ": true, "-x": true,
+		"host": true, "Host": true, "none": true, "container:abc": true, "ns:/proc/1/ns/net": true, "pod:x": true, "private": false, "default": false, "pasta": false,
+		"slirp4netns:allow_host_loopback=true": true, "pasta:-T,auto": true, "bridge:ip=10.88.0.9": true, "bridge,other": true, "../x": true, " ": true, "-x": true,
 	} {
-		c, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_EGRESS_NETWORK": name})
+		env := map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_EGRESS_NETWORK": name}
+		if _, err := load(env); err != nil {
+			t.Errorf("%q, without egress: %v", name, err)
+		}
+		env["SANDBOX_ALLOW_EGRESS"] = "1"
+		c, err := load(env)
 		if (err != nil) != refused || err == nil && c.EgressNetwork != name || err != nil && !strings.Contains(err.Error(), "SANDBOX_EGRESS_NETWORK: ") {
 			t.Errorf("%q: %q, %v", name, c.EgressNetwork, err)
 		}
@@ -120,6 +126,7 @@ func TestRefused(t *testing.T) {
 		{"SANDBOX_WARM_POOL=8 SANDBOX_MAX_SESSIONS=8", ""},
 		{"DOCKER_HOST=unix://run/docker.sock", "DOCKER_HOST: "},
 		{"DOCKER_HOST=unix:///run/docker.sock", ""},
+		{"DOCKER_HOST=unix:/run/docker.sock", "DOCKER_HOST: "},
 		{"CONTAINER_HOST=ssh://u@h/run/podman.sock", "CONTAINER_HOST: "},
 		{"DOCKER_HOST=tcp://h", "DOCKER_HOST: "},
 		{"DOCKER_HOST=tcp://[::1]:2375", ""},

@@ -13,6 +13,8 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -68,6 +70,19 @@ func (e *unavailable) Public() string {
 	return fmt.Sprintf("%v (%s); try again in a while, the operator's log says more", ErrUnavailable, e.doing)
 }
 
+// wordy has also, for the log, what the podman service wrote meanwhile: of whatever request, so it
+// may name other sessions and paths of the host.
+type wordy struct {
+	err  error
+	said string
+}
+
+func (e *wordy) Error() string { return e.err.Error() + ": " + e.said }
+func (e *wordy) Unwrap() error { return e.err }
+
+// Public is what a session's owner is told.
+func (e *wordy) Public() string { return e.err.Error() + "; the operator's log says more" }
+
 const kataNeeds = "SANDBOX_RUNTIME=kata needs a docker whose host has /dev/kvm and whose daemon.json has a runtime kata of the type io.containerd.kata.v2"
 
 var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a containerd shim since version 2, which podman cannot start")
@@ -75,6 +90,9 @@ var errKata = errors.New(kataNeeds + "; set DOCKER_HOST to it: Kata is a contain
 // gvisorNeeds is for runscs that know the host's network namespace by a file of /proc/sys/net which
 // Linux 6.11 shows in all of them (https://github.com/google/gvisor/issues/10704).
 const gvisorNeeds = "a runsc from before August 2024 takes each network namespace of Linux 6.11 and newer for the host's: it needs SANDBOX_ALLOW_EGRESS=0, or a newer runsc, or its flag network=host (SANDBOX_PODMAN_OPTIONS=--runtime-flag=network=host, or docker's runtimeArgs), with which sessions with egress meet Linux's network stack in place of gVisor's"
+
+// gvisorSays is what tells a runsc that has that need.
+const gvisorSays = "root network namespace"
 
 const listTries = 20
 
@@ -209,13 +227,22 @@ func (e *Engine) greet(ctx context.Context) error {
 }
 
 // checkNetwork refuses a network for egress that is none of the engine's, or is the host's own
-// under whatever name: docker has that one, and none, as networks with an id.
+// under whatever name: docker has that one, and none, as networks with an id. What podman takes for
+// a mode is refused too: these can lead to the host's loopback, and default is one of them where
+// podman is rootless. With docker default is the bridge, and the others are names.
 func (e *Engine) checkNetwork(ctx context.Context) error {
 	name := e.opts.Egress
 	if name == "" {
 		return nil
 	}
-	found, err := e.api.NetworkInspect(ctx, name, client.NetworkInspectOptions{})
+	if e.podman && slices.Contains([]string{"private", "default", "slirp4netns", "pasta", "no-pod"}, name) {
+		return fmt.Errorf("SANDBOX_EGRESS_NETWORK=%s is a mode of podman, not a network: name one, such as bridge", name)
+	}
+	looked := name
+	if name == "default" {
+		looked = "bridge"
+	}
+	found, err := e.api.NetworkInspect(ctx, looked, client.NetworkInspectOptions{})
 	switch {
 	case cerrdefs.IsNotFound(err):
 		return fmt.Errorf("SANDBOX_EGRESS_NETWORK=%s: the engine has no network of that name: create it (podman network create, docker network create), or name another", name)
@@ -293,13 +320,28 @@ func (e *Engine) Ping(ctx context.Context) error {
 }
 
 func (e *Engine) wrap(doing string, err error) error {
+	var op *net.OpError
+	var u *url.Error
 	switch {
 	case err == nil:
 		return nil
-	case client.IsErrConnectionFailed(err):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the caller's end, not the engine's
+		if err = bare(err); errors.As(err, &u) {
+			err = u.Err // it has the address as well
+		}
+	case client.IsErrConnectionFailed(err), errors.As(err, &op):
 		return &unavailable{doing, err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// bare is an error of a connection to the engine without the engine's address.
+func bare(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return fmt.Errorf("%s: %w", op.Op, op.Err)
+	}
+	return err
 }
 
 // Image is a session image in the engine's store.
@@ -485,7 +527,7 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 
 // Start starts a created container.
 func (e *Engine) Start(ctx context.Context, id string) error {
-	said := e.child.said()
+	said := e.child.said(id)
 	_, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{})
 	if err == nil {
 		return nil
@@ -493,12 +535,12 @@ func (e *Engine) Start(ctx context.Context, id string) error {
 	err = e.wrap("starting the session's container", err)
 	if strings.Contains(err.Error(), "exit status") {
 		if text := said(); text != "" {
-			err = fmt.Errorf("%w: %s", err, text)
+			err = &wordy{err, text}
 		}
 	}
 	switch text := err.Error(); {
 	case e.opts.Runtime != "runsc":
-	case strings.Contains(text, "root network namespace"):
+	case strings.Contains(text, gvisorSays):
 		err = fmt.Errorf("%w; %s", err, gvisorNeeds)
 	case e.podman && e.child == nil && strings.Contains(text, "exit status 128"): // which hides the words
 		err = fmt.Errorf("%w; the podman service's own output has runsc's words. If they are of the root network namespace, %s; for sessions without a network `podman --runtime runsc --runtime-flag network=none system service` will do", err, gvisorNeeds)

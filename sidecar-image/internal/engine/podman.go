@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,8 +29,9 @@ type child struct {
 
 // said returns what podman, and the OCI runtimes that it runs, will have written since: the
 // runtime's own words are there alone where the API says no more than "exit status 128".
-// They come through a pipe, so a little later than the answer.
-func (c *child) said() func() string {
+// They come through a pipe, so a little later than the answer, and among those of other
+// requests: it waits a moment for what is of container id, or of what gvisorNeeds explains.
+func (c *child) said(id string) func() string {
 	if c == nil {
 		return func() string { return "" }
 	}
@@ -42,12 +44,12 @@ func (c *child) said() func() string {
 	from := out.written()
 	return func() string {
 		for range 25 {
-			if text := out.since(from); text != "" {
+			if text := out.since(from); strings.Contains(text, id) || strings.Contains(text, gvisorSays) {
 				return text
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		return ""
+		return out.since(from)
 	}
 }
 

@@ -1,11 +1,14 @@
 package engine
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -113,6 +116,26 @@ func TestRefusedRuntimes(t *testing.T) {
 // A network is refused that is not there, and one that is the host's own, or none, by its id:
 // those docker has.
 func TestRefusedNetworks(t *testing.T) {
+	for _, c := range []struct{ name, engine, want string }{
+		{"pasta", "Podman Engine", "=pasta is a mode of podman"}, {"private", "Podman Engine", "=private is a mode of podman"}, {"default", "Podman Engine", "=default is a mode of podman"},
+		{"pasta", "Engine", ""}, {"default", "Engine", ""}, {"bridge", "Podman Engine", ""},
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if strings.HasSuffix(r.URL.Path, "/networks/default") {
+				w.WriteHeader(http.StatusNotFound) // docker knows it as bridge
+			}
+			fmt.Fprintf(w, `{"Driver": "bridge", "Components": [{"Name": %q}], "Arch": %q, "ApiVersion": "1.41"}`, c.engine, runtime.GOARCH)
+		}))
+		e, err := Open(t.Context(), Options{Host: "tcp://" + srv.Listener.Addr().String(), Egress: c.name, HostPath: "/agent"})
+		if err == nil {
+			e.Close()
+		}
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s of %s: %v", c.name, c.engine, err)
+		}
+		srv.Close()
+	}
 	for name, want := range map[string]string{
 		"bridge": "", "macvlan": "",
 		"host": "is the engine's network of the driver host", "null": "is the engine's network of the driver null", "": "the engine has no network of that name",
@@ -145,7 +168,7 @@ func TestTail(t *testing.T) {
 	out := &tailBuffer{max: 8}
 	c := &child{out: out}
 	fmt.Fprint(out, "before, and long")
-	said := c.said()
+	said := c.said("c0ffee")
 	fmt.Fprint(out, "why\n")
 	if got := said(); got != "why" {
 		t.Errorf("%q", got)
@@ -154,7 +177,16 @@ func TestTail(t *testing.T) {
 	if got := said(); got != "g answer" {
 		t.Errorf("%q", got)
 	}
-	if got := (*child)(nil).said()(); got != "" {
+	for _, words := range []string{"container c0ffee: why\n", "cannot run in " + gvisorSays + "\n"} {
+		out.max = 1 << 10
+		said, other := c.said("c0ffee"), "of another request\n"
+		fmt.Fprint(out, other)
+		time.AfterFunc(30*time.Millisecond, func() { fmt.Fprint(out, words) })
+		if got := said(); got != other+strings.TrimSpace(words) {
+			t.Errorf("%q", got)
+		}
+	}
+	if got := (*child)(nil).said("c0ffee")(); got != "" {
 		t.Errorf("%q of no podman of ours", got)
 	}
 }
@@ -228,6 +260,89 @@ func TestRefusedContainers(t *testing.T) {
 		if err := e.Start(t.Context(), "c"); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: %v", runtime, err)
 		}
+	}
+}
+
+// What the shared podman wrote of whomever is for the log, and so is what it needs.
+func TestWordsOfOthers(t *testing.T) {
+	const others = "mounting /srv/ws/TENANT/PRINCIPAL: cannot run in " + gvisorSays
+	out := &tailBuffer{max: 1 << 10}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(out, others)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, `{"message": "exit status 128"}`)
+	}))
+	defer srv.Close()
+	api, err := client.New(client.WithHost("tcp://"+srv.Listener.Addr().String()), client.WithAPIVersion("1.41"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	err = (&Engine{api: api, child: &child{out: out}, podman: true, opts: Options{Runtime: "runsc"}}).Start(t.Context(), "c0ffee")
+	var p interface{ Public() string }
+	if !errors.As(err, &p) || !strings.Contains(err.Error(), others) || !strings.Contains(err.Error(), gvisorNeeds) {
+		t.Fatal(err)
+	}
+	if text := p.Public(); strings.Contains(text, "ws") || !strings.Contains(text, "exit status 128") {
+		t.Error(text)
+	}
+}
+
+// No error that a session's owner is told names the engine's address, however the connection failed.
+func TestAddressStaysInside(t *testing.T) {
+	told := func(err error) string {
+		if p := (interface{ Public() string })(nil); errors.As(err, &p) {
+			return p.Public()
+		}
+		return fmt.Sprint(err)
+	}
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "engine.sock")
+	api, err := client.New(client.WithHost("unix://"+socket), client.WithAPIVersion("1.41"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	e := &Engine{api: api, opts: Options{Log: slog.New(slog.DiscardHandler)}}
+	check := func(name string, err error, unavailable bool) {
+		t.Helper()
+		if text := told(err); err == nil || errors.Is(err, ErrUnavailable) != unavailable || strings.Contains(text, "engine.sock") || strings.Contains(text, filepath.Base(dir)) {
+			t.Errorf("%s: %q of %v", name, text, err)
+		}
+	}
+	_, err = e.Attach(t.Context(), "c")
+	check("attach without an engine", err, true)
+	check("start without an engine", e.Start(t.Context(), "c"), true)
+
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err = e.Start(ctx, "c") // nobody accepts
+	if check("start, too late", err, false); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStdio(client.HijackedResponse{Conn: conn, Reader: bufio.NewReader(conn)}, e.opts.Log, "c")
+	_ = conn.SetDeadline(time.Unix(1, 0))
+	_, err = s.Read(make([]byte, 1))
+	check("reading the agent's words", err, false)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+	conn.Close()
+	_, err = s.Write([]byte("x"))
+	check("writing to the agent", err, false)
+	if !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
 	}
 }
 

@@ -35,7 +35,10 @@ func newStdio(h client.HijackedResponse, log *slog.Logger, id string) *stdio {
 	return &stdio{conn: h.Conn, r: h.Reader, log: log, id: id}
 }
 
-func (s *stdio) Write(p []byte) (int, error) { return s.conn.Write(p) }
+func (s *stdio) Write(p []byte) (int, error) {
+	n, err := s.conn.Write(p)
+	return n, bare(err)
+}
 
 func (s *stdio) SetWriteDeadline(t time.Time) error { return s.conn.SetWriteDeadline(t) }
 
@@ -53,7 +56,7 @@ func (s *stdio) Read(p []byte) (int, error) {
 			s.left = int(n)
 		case 2:
 			if err := s.logged(n); err != nil {
-				return 0, err
+				return 0, bare(err)
 			}
 		default:
 			return 0, fmt.Errorf("the engine's stream has a frame of unknown kind %d", h[0])
@@ -61,7 +64,7 @@ func (s *stdio) Read(p []byte) (int, error) {
 	}
 	n, err := s.r.Read(p[:min(len(p), s.left)])
 	s.left -= n
-	return n, err
+	return n, bare(err)
 }
 
 // logged passes on what the agent said, bounded in length and number: a
@@ -85,6 +88,7 @@ func (s *stdio) logged(n int64) error {
 
 // why adds to the end of the stream what the agent said last: it ends with its reason.
 func (s *stdio) why(err error) error {
+	err = bare(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.said == "" {

@@ -191,7 +191,21 @@ func (c *conn) unlinked(stream uint32, o *op) {
 var errOutside = &wire.Error{Code: wire.CodeDenied, Message: "it leads out of /work, through a symbolic link or .."}
 
 // escapes tells os.Root's refusal, which has no value of its own, from other errors.
-func escapes(err error) bool { return err != nil && strings.Contains(err.Error(), "path escapes") }
+func escapes(err error) bool {
+	err = inner(err)
+	return err != nil && strings.HasPrefix(err.Error(), "path escapes")
+}
+
+// inner is an error without the path, which is the session's own words.
+func inner(err error) error {
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+		return pe.Err
+	}
+	if le := (*os.LinkError)(nil); errors.As(err, &le) {
+		return le.Err
+	}
+	return err
+}
 
 // maxLinks is how many symbolic links a path may lead through, as in Linux.
 const maxLinks = 40
@@ -288,13 +302,5 @@ func fileError(err error) *wire.Error {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		code = wire.CodeDenied
 	}
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		err = pe.Err
-	}
-	var le *os.LinkError
-	if errors.As(err, &le) {
-		err = le.Err
-	}
-	return &wire.Error{Code: code, Message: err.Error()}
+	return &wire.Error{Code: code, Message: inner(err).Error()}
 }
