@@ -141,8 +141,10 @@ var paramsOf = map[string]reflect.Type{
 	"prompts/list": reflect.TypeFor[mcp.ListPromptsParams](), "prompts/get": reflect.TypeFor[mcp.GetPromptParams](),
 	"resources/list": reflect.TypeFor[mcp.ListResourcesParams](), "resources/templates/list": reflect.TypeFor[mcp.ListResourceTemplatesParams](),
 	"resources/read": reflect.TypeFor[mcp.ReadResourceParams](), "resources/subscribe": reflect.TypeFor[mcp.SubscribeParams](),
-	"resources/unsubscribe": reflect.TypeFor[mcp.UnsubscribeParams](), "logging/setLevel": reflect.TypeFor[mcp.SetLoggingLevelParams](),
-	"completion/complete": reflect.TypeFor[mcp.CompleteParams](),
+	"resources/unsubscribe": reflect.TypeFor[mcp.UnsubscribeParams](), "completion/complete": reflect.TypeFor[mcp.CompleteParams](),
+	"logging/setLevel": reflect.TypeFor[struct { // the SDK's own is deprecated, with the method
+		Level string `json:"level"`
+	}](),
 }
 
 // paramsFit refuses params that are not of the method's form.
