@@ -318,14 +318,11 @@ func (r *runner) compileProbes(ctx context.Context, tasks []*task) error {
 		if r.probes[arch] != "" {
 			continue
 		}
-		dir := filepath.Join(r.cache, "smoke", "probe", arch)
-		cmd := host.Command(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, "probe"), "./smoke/probe")
-		cmd.Dir = r.Root
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("compiling the probe for %s: %w\n%s", arch, err, strings.TrimSpace(string(out)))
+		program, err := host.Program(ctx, r.Root, filepath.Join(r.cache, "smoke", "probe"), "./smoke/probe", arch)
+		if err != nil {
+			return err
 		}
-		r.probes[arch] = dir
+		r.probes[arch] = filepath.Dir(program)
 	}
 	return nil
 }

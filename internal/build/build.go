@@ -426,11 +426,12 @@ type node struct {
 }
 
 func (b *builder) node(ctx context.Context, arch string) (*node, error) {
-	dir, err := compileUnpacker(ctx, b.Root, b.cache, arch)
+	// What the unpacker makes of its inputs does not depend on the compiler; a layer's digest does not either.
+	program, err := host.Program(ctx, b.Root, filepath.Join(b.cache, "unpack"), "./internal/unpack/cmd/unpack", arch)
 	if err != nil {
 		return nil, err
 	}
-	unpacker, err := fsutil.NewFS(dir)
+	unpacker, err := fsutil.NewFS(filepath.Dir(program))
 	if err != nil {
 		return nil, err
 	}

@@ -42,11 +42,15 @@ func Tool(t testing.TB, module, name, tags, pkg string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "bin", name)
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	_, here, _, _ := runtime.Caller(0)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
 	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..", "tools", module)
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+filepath.Dir(program)) // from there it is renamed: another test may run it
 	if tags != "" {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // no C library of a storage driver
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=0") // no C library of a storage driver
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", name, err, out)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
@@ -36,12 +37,11 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 			return err
 		}
 	}
-	for _, program := range []string{"loomcycle-builder", "session-agent"} {
-		cmd := host.Command(ctx, "go", "build", "-trimpath", "-o", filepath.Join(dir, program), module+program)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		cmd.Stdout, cmd.Stderr = w, w
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("building %s: %w", program, err)
+	programs := map[string]string{}
+	for _, name := range []string{"loomcycle-builder", "session-agent"} {
+		fmt.Fprintf(w, "compiling %s\n", name)
+		if programs[name], err = host.Program(ctx, "", filepath.Join(dir, "programs"), module+name, runtime.GOARCH); err != nil {
+			return err
 		}
 	}
 	env := os.Environ()
@@ -68,13 +68,13 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		fmt.Fprintf(w, "SANDBOX_AUTH_TOKEN=%s (made for this run)\n", token)
 		set("SANDBOX_AUTH_TOKEN", token)
 	}
-	set("SANDBOX_AGENT", filepath.Join(dir, "session-agent"))
+	set("SANDBOX_AGENT", programs["session-agent"])
 	set("SANDBOX_STATE_DIR", filepath.Join(dir, "state"))
 	if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil {
 		// A hybrid of cgroup v1 and v2, which podman's usual crun refuses.
 		set("SANDBOX_RUNTIME", "runc")
 	}
-	cmd := host.Command(ctx, filepath.Join(dir, "loomcycle-builder"))
+	cmd := host.Command(ctx, programs["loomcycle-builder"])
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, w, w
 	cmd.WaitDelay = 0 // it has sessions to end
 	if err := cmd.Run(); err != nil && ctx.Err() == nil {

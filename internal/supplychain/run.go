@@ -44,6 +44,7 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	}
 	cmd := host.Command(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Log, c.Log
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+dir) // from there it is renamed: another run may use it
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("compile ./internal/cmd/supplychain: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 )
 
@@ -247,19 +249,8 @@ func Agent() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	checkout, err := exec.Command("go", "env", "GOMOD").Output() // another's agent is of other sources
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, fmt.Sprintf("session-agent-%.6x", sha256.Sum256(checkout)))
-	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tmp, "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the session agent: %w\n%s", err, out)
-	}
-	agent = path
-	return path, os.Rename(tmp, path)
+	agent, err = host.Program(context.Background(), "", filepath.Join(dir, "agent"), "github.com/loomcycle/loomcycle-images/sidecar-image/cmd/session-agent", runtime.GOARCH)
+	return agent, err
 }
 
 func cacheDir() (string, error) {
