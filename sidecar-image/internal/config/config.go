@@ -23,6 +23,9 @@ import (
 // DefaultListen is where the sidecar listens, and is asked for its health.
 const DefaultListen = "127.0.0.1:9000"
 
+// dockerHost is where docker is without DOCKER_HOST.
+const dockerHost = "unix:///var/run/docker.sock"
+
 // DefaultImage is what sandbox_open may call SANDBOX_IMAGE.
 const DefaultImage = "default"
 
@@ -48,7 +51,7 @@ type Config struct {
 	InjectEnv bool
 
 	Engine        string
-	Host          string
+	Host          string // of a running engine; empty for a podman that the sidecar starts
 	Runtime       string
 	PodmanOptions []string
 	Agent         string
@@ -121,7 +124,7 @@ var Vars = []Var{
 
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
 	{"CONTAINER_HOST", "", "address of a running podman service (unix:///run/podman/podman.sock)", host},
-	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
+	{"DOCKER_HOST", "", "address of a running engine; empty for " + dockerHost + " with SANDBOX_ENGINE=docker", host},
 	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata (docker only); empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
 	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
 	{"SANDBOX_AGENT", "/usr/local/bin/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
@@ -200,6 +203,9 @@ func Load(getenv func(string) string) (*Config, error) {
 		if err := v.set(c, value); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", v.Name, err))
 		}
+	}
+	if c.Host == "" && c.Engine == "docker" {
+		c.Host = dockerHost
 	}
 	if c.PerTenant < 0 {
 		c.PerTenant = max(c.Sessions-c.PerPrincipal, c.PerPrincipal)

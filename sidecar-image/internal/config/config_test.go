@@ -143,6 +143,20 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Docker is a running engine, also where only its name was given: the sidecar neither makes
+// room for its containers nor ends its sessions.
+func TestHost(t *testing.T) {
+	for _, c := range []struct{ engine, podman, docker, want string }{
+		{"", "", "", ""}, {"podman", "", "", ""}, {"docker", "", "", "unix:///var/run/docker.sock"}, {"docker", "", "tcp://h:2375", "tcp://h:2375"},
+		{"docker", "unix:///p", "", "unix:///p"}, {"", "unix:///p", "", "unix:///p"}, {"podman", "", "unix:///d", "unix:///d"},
+	} {
+		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_ENGINE": c.engine, "CONTAINER_HOST": c.podman, "DOCKER_HOST": c.docker})
+		if err != nil || got.Host != c.want {
+			t.Errorf("%+v: %q, %v", c, got.Host, err)
+		}
+	}
+}
+
 // RLIMIT_NPROC counts the session uid over all containers: below what one
 // principal may fill, it has every other tenant's commands fail.
 func TestProcesses(t *testing.T) {

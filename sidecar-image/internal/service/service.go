@@ -59,7 +59,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	s := &sidecar{cfg: c, version: version, log: log, traces: tracing.Off()}
 	defer s.close()
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
-	left := fate(c.Host != "" || c.Engine == "docker", os.Getppid(), namespace) // now: the parent may end first
+	left := fate(c.Host != "", os.Getppid(), namespace) // now: the parent may end first
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	// First: a second sidecar has to end here, before it touches what the running one owns.
@@ -177,9 +177,6 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	}
 	if c.AllowEgress {
 		opts.Egress = c.EgressNetwork
-	}
-	if opts.Host == "" && c.Engine == "docker" {
-		opts.Host = "unix:///var/run/docker.sock"
 	}
 	ectx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
