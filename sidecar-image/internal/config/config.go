@@ -48,6 +48,7 @@ type Config struct {
 	Issuer    string
 	Audience  string
 	Leeway    time.Duration
+	Once      bool
 	InjectEnv bool
 
 	Engine        string
@@ -117,9 +118,10 @@ var Vars = []Var{
 	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
-	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the two below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
+	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the three below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
 	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
 	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway }, 0)},
+	{"SANDBOX_IDENTITY_REQUIRE_JTI", "0", "1 refuses an identity without an id of its own (jti): one that has it is accepted once, one without it until it expires", boolean(func(c *Config) *bool { return &c.Once })},
 	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
 
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
@@ -180,7 +182,7 @@ var Vars = []Var{
 // needs are variables that protect, or keep, nothing where another is not set: who sets
 // one alone believes in what is not there.
 var needs = map[string]string{
-	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS",
+	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_REQUIRE_JTI": "SANDBOX_IDENTITY_JWKS",
 	"SANDBOX_MAX_SESSIONS_PER_TENANT": "SANDBOX_IDENTITY_JWKS", "SANDBOX_WORKSPACE_HOST_ROOT": "SANDBOX_WORKSPACE_ROOT",
 }
 

@@ -147,7 +147,7 @@ func fate(outside bool, parent int, namespace string) string {
 func (s *sidecar) boot(ctx context.Context) (err error) {
 	c := s.cfg
 	// A key set may be at a URL that does not answer.
-	auth, err := identity.New(ctx, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway, Log: s.log})
+	auth, err := identity.New(ctx, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway, Once: c.Once, Log: s.log})
 	if err != nil {
 		return err
 	}
