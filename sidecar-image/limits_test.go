@@ -43,6 +43,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"session.asked", "", "runs that the runtime is asked about at once"},
 	{"session.forgotten", "", "404 answers in a row after which a run counts as ended"},
 
+	{"server.maxConnections", "", "HTTP connections open at once; half of the files that the process may have open, if that is less. Above it the one is closed that has been longest without a request whose token is good. A sixteenth of them never has such a request; the others are shared as below"},
 	{"server.maxHeader", "bytes", "headers of a request"},
 	{"server.headerTimeout", "", "time for them to arrive"},
 	{"server.transferTimeout", "", "time for a request's body to arrive, for a piece of an answer to be taken, and to wait for room as below"},

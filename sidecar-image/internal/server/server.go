@@ -5,6 +5,7 @@ package server
 import (
 	"bytes"
 	"cmp"
+	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
@@ -71,15 +72,18 @@ type Server struct {
 	Version string
 	Log     *slog.Logger
 
-	large    *room
-	small    *room
-	outputs  rooms
-	answers  rooms
-	stream   http.Handler
-	plain    http.Handler
-	booted   atomic.Bool
-	draining atomic.Bool
-	timeout  time.Duration // transferTimeout when 0
+	connections *connections
+	requests    *room // of one each
+	large       *room
+	small       *room
+	outputs     rooms
+	answers     rooms
+	stream      http.Handler
+	plain       http.Handler
+	booted      atomic.Bool
+	draining    atomic.Bool
+	timeout     time.Duration // transferTimeout when 0
+	most        int           // connections; mostConnections() when 0
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
@@ -112,6 +116,8 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
+	s.connections = &connections{most: cmp.Or(s.most, mostConnections()), idle: list.New(), dropped: func() { s.Metrics.Denied("connections") }}
+	s.requests = newRoom(int64(s.connections.most - s.connections.most/spareConnections))
 	s.large, s.small = newRoom(max(largeInFlight, 4*s.MaxBody)), newRoom(smallInFlight)
 	s.outputs = rooms{newRoom(max(largeOutputs, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
 	s.answers = rooms{newRoom(max(largeAnswers, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
@@ -139,7 +145,7 @@ func (s *Server) HTTP() *http.Server {
 	h := s.Handler()
 	// For the bodies that nobody wants, and for the answers of other paths than
 	// /mcp, which renews both as it waits and works.
-	return &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -239,6 +245,13 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only POST and DELETE are served here", http.StatusMethodNotAllowed)
 		return
 	}
+	over, err := s.admit(r, who.Principal)
+	if err != nil {
+		w.Header().Set("Retry-After", "1")
+		s.deny(w, r, http.StatusServiceUnavailable, "busy", err)
+		return
+	}
+	defer over()
 	body, release, err := s.body(w, r, who.Principal)
 	if err != nil {
 		var tooLong *http.MaxBytesError
@@ -324,6 +337,19 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.stream.ServeHTTP(w, r)
+}
+
+// admit waits for a request's place among those under way. Its connection may be closed
+// for another's until it has one.
+func (s *Server) admit(r *http.Request, principal string) (over func(), err error) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	defer cancel()
+	p, err := s.requests.take(ctx, principal, 1)
+	if err != nil {
+		return nil, errRequests
+	}
+	idle := letIn(r)
+	return func() { idle(); p.keep(0) }, nil
 }
 
 // body reads the request's body within its bounds in size, time and in the sum

@@ -44,6 +44,7 @@ func serve(t *testing.T, timeout time.Duration, hooks ...func(http.ConnState)) (
 	s.Booted()
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
+	srv.Listener = s.Limit(srv.Listener)
 	for _, hook := range hooks {
 		srv.Config.ConnState = func(_ net.Conn, state http.ConnState) { hook(state) }
 	}

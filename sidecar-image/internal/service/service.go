@@ -83,7 +83,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 		MaxBody: c.MaxBody(), Version: version, Log: log}
 	h := s.server.HTTP()
 	ended := make(chan error, 1)
-	go func() { ended <- h.Serve(l) }()
+	go func() { ended <- h.Serve(s.server.Limit(l)) }()
 	defer h.Close()
 	if err := s.boot(ctx); err != nil {
 		if ctx.Err() != nil {
