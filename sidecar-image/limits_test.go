@@ -50,6 +50,8 @@ var limits = []struct{ constant, unit, text string }{
 	{"server.idleTimeout", "", "an HTTP connection without a request"},
 	{"server.drainTimeout", "", "a body that is not wanted is still taken, so that its sender reads the answer"},
 	{"server.maxBatch", "", "messages of one batch"},
+	{"server.maxLean", "bytes", "a request without its long strings (those of 16 KiB and more)"},
+	{"server.maxValues", "", "values and names in its JSON"},
 	{"server.maxSafeInteger", "", "largest number as a request's id"},
 	{"tools.LiftMin", "bytes", "a string as a request's id or progress token, with its quotes"},
 	{"server.smallBody", "bytes", "a request body counts as small up to it"},

@@ -49,16 +49,16 @@ func mostConnections() int {
 	return int(min(files.Cur/2, maxConnections))
 }
 
-// bounded is a listener whose connections are.
-type bounded struct {
+// limited is a listener whose connections are.
+type limited struct {
 	net.Listener
 	all *connections
 }
 
 // Limit bounds the connections of a TCP listener, for the server that HTTP returned.
-func (s *Server) Limit(l net.Listener) net.Listener { return &bounded{l, s.connections} }
+func (s *Server) Limit(l net.Listener) net.Listener { return &limited{l, s.connections} }
 
-func (l *bounded) Accept() (net.Conn, error) {
+func (l *limited) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err

@@ -252,7 +252,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer over()
-	body, release, err := s.body(w, r, who.Principal)
+	body, keep, err := s.body(w, r, who.Principal)
 	if err != nil {
 		var tooLong *http.MaxBytesError
 		status, reason := http.StatusBadRequest, "body"
@@ -266,7 +266,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		s.deny(w, r, status, reason, err)
 		return
 	}
-	defer release()
+	defer keep(0)
 	if err := s.Auth.Use(who); err != nil {
 		s.deny(w, r, http.StatusUnauthorized, "identity", err)
 		return
@@ -312,7 +312,13 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		// from those of others; never a sign of who they are.
 		w.Header().Set(sessionHeader, rand.Text())
 	case msg.Method == "tools/call" && len(msg.ID) > 0:
-		req.Release = release
+		req.Release = func() {
+			if len(body) < tools.LiftMin { // else the SDK still has as much of it
+				keep(0)
+			} else {
+				keep(int64(len(body)))
+			}
+		}
 		defer s.track(key(msg.ID), cancelled)()
 	case msg.Method == "notifications/cancelled" && len(msg.requestID) > 0:
 		s.cancel(key(msg.requestID))
@@ -353,8 +359,8 @@ func (s *Server) admit(r *http.Request, principal string) (over func(), err erro
 }
 
 // body reads the request's body within its bounds in size, time and in the sum
-// of all that are held.
-func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, release func(), err error) {
+// of all that are held. keep gives back what is above n bytes of that.
+func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, keep func(n int64), err error) {
 	if r.ContentLength > s.MaxBody {
 		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
 	}
@@ -413,7 +419,7 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) 
 	}
 	_ = rc.SetReadDeadline(time.Time{})
 	held.keep(int64(buf.Len()))
-	return buf.Bytes(), sync.OnceFunc(func() { held.keep(0) }), nil
+	return buf.Bytes(), held.keep, nil
 }
 
 // answerWriter gives each piece of an answer its time: a client that takes
