@@ -50,6 +50,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"server.idleTimeout", "", "an HTTP connection without a request"},
 	{"server.drainTimeout", "", "a body that is not wanted is still taken, so that its sender reads the answer"},
 	{"server.maxBatch", "", "messages of one batch"},
+	{"server.maxRefusals", "", "refused requests that are logged in a second, of each reason, after the first 100; the next that is logged says how many were not (`unlogged`)"},
 	{"server.maxLean", "bytes", "a request without its long strings (those of 16 KiB and more)"},
 	{"server.maxValues", "", "values and names in its JSON"},
 	{"server.maxSafeInteger", "", "largest number as a request's id"},

@@ -28,6 +28,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -58,6 +59,9 @@ const (
 	largeOutputs = 256 << 20
 	smallAnswers = 128 << 20
 	smallAnswer  = 768 << 10
+	// maxRefusals of each reason go into the log, a second, and as many more as refusalBurst at first.
+	maxRefusals  = 10
+	refusalBurst = 100
 )
 
 var errBusy = errors.New("the sidecar holds all the request bodies that it has room for; try again")
@@ -87,6 +91,7 @@ type Server struct {
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
+	told  map[string]*told           // refusals by reason
 
 	ready struct {
 		sync.Mutex
@@ -121,7 +126,7 @@ func (s *Server) Handler() http.Handler {
 	s.large, s.small = newRoom(max(largeInFlight, 4*s.MaxBody)), newRoom(smallInFlight)
 	s.outputs = rooms{newRoom(max(largeOutputs, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
 	s.answers = rooms{newRoom(max(largeAnswers, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
-	s.calls = map[string][]chan struct{}{}
+	s.calls, s.told = map[string][]chan struct{}{}, map[string]*told{}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.deny(w, r, http.StatusForbidden, "origin", errors.New("a browser sent the request from another origin"))
@@ -179,19 +184,42 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		s.ready.err = s.Ping(ctx)
 		cancel()
 		s.ready.at = time.Now()
+		if s.ready.err != nil { // nor does one who asks often fill the log
+			s.Log.Warn("not ready", "error", s.ready.err)
+		}
 	}
 	if s.ready.err != nil {
-		s.Log.Warn("not ready", "error", s.ready.err)
 		http.Error(w, "the container engine does not answer", http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ready")
 }
 
-// refused tells the metrics and the log of a request that is refused.
+// told is what the log has of one reason.
+type told struct {
+	*rate.Limiter
+	unlogged int
+}
+
+// refused tells the metrics and the log of a request that is refused. Nobody has to have a
+// token to be refused, so a flood of them fills no disk.
 func (s *Server) refused(r *http.Request, reason string, err error) {
 	s.Metrics.Denied(reason)
-	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err)) // it may quote the request
+	s.mu.Lock()
+	of := s.told[reason]
+	if of == nil {
+		of = &told{Limiter: rate.NewLimiter(maxRefusals, refusalBurst)}
+		s.told[reason] = of
+	}
+	if !of.Allow() {
+		of.unlogged++
+		s.mu.Unlock()
+		return
+	}
+	unlogged := of.unlogged
+	of.unlogged = 0
+	s.mu.Unlock()
+	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err), "unlogged", unlogged) // it may quote the request
 }
 
 func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {

@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -143,6 +144,37 @@ func TestHostNames(t *testing.T) {
 			t.Errorf("%+v: the log says %q", tc, logged)
 		}
 		srv.Close()
+	}
+}
+
+// Who has no token can be refused as often as they like, and not fill a disk.
+func TestFloodOfRefusals(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	var log syncbuf.Buffer
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.Ping = func(context.Context) error { return errors.New("no engine") }
+	refuse := func(path string, n int) {
+		for range n {
+			srv.Config.Handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
+		}
+	}
+	began := time.Now()
+	refuse("/mcp", 5000)
+	refuse("/readyz", 1000)
+	most := refusalBurst + maxRefusals*(int(time.Since(began).Seconds())+1)
+	if n := strings.Count(log.String(), "request refused"); n < refusalBurst || n > most {
+		t.Errorf("%d of 5000 refusals were logged, not %d to %d", n, refusalBurst, most)
+	}
+	if n := strings.Count(log.String(), "not ready"); n < 1 || n > int(time.Since(began)/readyTTL)+1 {
+		t.Errorf("%d times not ready", n)
+	}
+	eventually(t, "the log says how many it does not have", func() bool {
+		refuse("/mcp", 1)
+		_, last, _ := strings.Cut(log.String(), "unlogged=4")
+		return len(last) > 0
+	})
+	if got := metric(t, srv, `sandbox_requests_denied_total{reason="token"}`); len(got) < 4 || got < "5001" {
+		t.Errorf("%q refusals are counted", got)
 	}
 }
 
