@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -421,6 +422,24 @@ func TestHTTPAttacks(t *testing.T) {
 			if ne, ok := err.(net.Error); ok && ne.Timeout() {
 				t.Error("a header that never ends is waited for")
 			}
+		}
+	})
+	t.Run("a flood of connections", func(t *testing.T) {
+		var conns []net.Conn
+		for range 2100 { // the sidecar's limit is 2048, or less
+			conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conns = append(conns, conn)
+		}
+		if a := s.client().exec(id, "echo served"); a.Text != "served\n" {
+			t.Errorf("meanwhile: %+v", a)
+		}
+		_ = conns[0].SetReadDeadline(time.Now().Add(5 * time.Second)) // half of what a header has to arrive
+		if _, err := conns[0].Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("the first of them is kept")
 		}
 	})
 	t.Run("header injection", func(t *testing.T) {
