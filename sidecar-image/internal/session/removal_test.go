@@ -270,3 +270,51 @@ func TestRunClosedUnderAnOpen(t *testing.T) {
 		t.Errorf("%d sessions were closed", n)
 	}
 }
+
+// A container that dies under a write leaves the old file in its workspace, and nothing else.
+func TestKilledUnderAWrite(t *testing.T) {
+	r := newRig(t, 5)
+	close(r.gate)
+	m := r.manager()
+	s, err := m.Open(t.Context(), alice, session.Request{Spec: r.spec, Workspace: "ws", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.run(s, "echo old >f"); err != nil {
+		t.Fatal(err)
+	}
+	rw, err := r.Connect(t.Context(), s.Container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rw.Close()
+	out, in := wire.NewWriter(rw), wire.NewReader(rw)
+	half := make([]byte, wire.MaxData)
+	for _, err := range []error{
+		out.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: s.Key}),
+		out.WriteJSON(wire.TWrite, 1, wire.Write{Path: "f", Size: int64(2 * len(half))}),
+		out.Write(wire.TData, 1, half),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for {
+		f, err := in.Read()
+		if err != nil || f.Type == wire.TError {
+			t.Fatalf("%s, %v", f.Payload, err)
+		}
+		if f.Type == wire.TGrant {
+			break // half of it is in the file
+		}
+	}
+	if err := r.Kill(t.Context(), s.Container); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := in.Read(); err == nil; _, err = in.Read() {
+	}
+	left, err := os.ReadDir(filepath.Join(r.dir, "alice", "ws"))
+	if b, _ := os.ReadFile(filepath.Join(r.dir, "alice", "ws", "f")); err != nil || len(left) != 1 || string(b) != "old\n" {
+		t.Errorf("there are %v with %q, %v", left, b, err)
+	}
+}
