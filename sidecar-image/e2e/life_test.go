@@ -645,8 +645,8 @@ func TestFullStateDisk(t *testing.T) {
 		}
 	}
 	fill()
-	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "no space") || !strings.Contains(a.Text, "SANDBOX_STATE_DIR") {
-		t.Fatalf("a full disk is no reason to refuse, or not given as one: %+v", a)
+	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "no space") || !strings.Contains(a.Text, "SANDBOX_STATE_DIR") || strings.Contains(a.Text, dir) {
+		t.Fatalf("a full disk is no reason to refuse, not given as one, or told with the path: %+v", a)
 	}
 	if a := c.exec(id, "echo alive"); a.Text != "alive\n" {
 		t.Errorf("an open session under a full disk: %+v", a)

@@ -249,7 +249,7 @@ func TestReadmeCommands(t *testing.T) {
 		}
 		named++
 		cmd := exec.Command(bin, strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(args))...)
-		cmd.Env = []string{"SANDBOX_LISTEN_ADDR=" + s.env["SANDBOX_LISTEN_ADDR"], "SANDBOX_WORKSPACE_ROOT=" + s.env["SANDBOX_WORKSPACE_ROOT"]}
+		cmd.Env = []string{"SANDBOX_LISTEN_ADDR=" + s.env["SANDBOX_LISTEN_ADDR"], "SANDBOX_WORKSPACE_ROOT=" + s.env["SANDBOX_WORKSPACE_ROOT"], "SANDBOX_STATE_DIR=" + s.env["SANDBOX_STATE_DIR"]}
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), says) {
 			t.Errorf("%s: %v\n%s", args, err, out)
 		}

@@ -239,7 +239,7 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 		if out, err := exec.Command("sh", "-ec", "cd "+root+"; "+made).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
+		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "loomcycle_sandbox-state", s.env["SANDBOX_STATE_DIR"], "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
 		script(t, time.Minute, commands, "DOCKER_HOST="+d.Host)
 		left, err := os.ReadDir(filepath.Join(root, "p"))
 		if err != nil || len(left) != 1 || left[0].Name() != "new" {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
@@ -27,6 +28,11 @@ func quotas(t *testing.T) (open func() *Session) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h, err := ws.Take(t.Context(), "p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
 	return func() *Session {
 		rec := opened(time.Hour)
 		rec.Workspace = "ws"
@@ -369,4 +375,50 @@ func TestUsageWithAMuteAgent(t *testing.T) {
 	if s.used < 2<<20 { // usage publishes the walk alone; the rest is size's
 		t.Errorf("%d bytes are known", s.used)
 	}
+}
+
+// A write to a workspace that takes long to be measured has a time of its own, in which
+// its session is in use.
+func TestWriteToAnUnmeasuredWorkspace(t *testing.T) {
+	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := &Session{m: &Manager{cfg: Config{Workspaces: ws, Now: time.Now}}, held: &workspace.Held{}, walking: make(chan struct{})}
+		running := func() int {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.running
+		}
+		began, ended := time.Now(), make(chan error, 1)
+		go func() {
+			_, err := s.UseToWrite(t.Context())
+			ended <- err
+		}()
+		synctest.Wait()
+		if running() != 1 {
+			t.Errorf("in use by %d while it waits", running())
+		}
+		if err := <-ended; !errors.Is(err, errUnmeasured) || time.Since(began) != measureTimeout || running() != 0 {
+			t.Errorf("after %v, in use by %d: %v", time.Since(began), running(), err)
+		}
+		s.sized, s.used = true, 1<<20+1
+		var over *ErrQuota
+		if _, err := s.UseToWrite(t.Context()); !errors.As(err, &over) || running() != 0 {
+			t.Errorf("over its quota: %v", err)
+		}
+		s.used = 0
+		done, err := s.UseToWrite(t.Context())
+		if err != nil || running() != 1 {
+			t.Fatalf("within its quota: %v", err)
+		}
+		done()
+		if s.close(ByClose, nil); running() != 0 {
+			t.Errorf("in use by %d", running())
+		}
+		if _, err := s.UseToWrite(t.Context()); !errors.Is(err, ByClose) {
+			t.Errorf("when it is over: %v", err)
+		}
+	})
 }
