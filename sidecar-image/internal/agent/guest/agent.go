@@ -288,8 +288,6 @@ func (c *conn) loop() error {
 			return err
 		}
 		switch f.Type {
-		case wire.TPing:
-			err = c.w.Write(wire.TPing, f.Stream, f.Payload)
 		case wire.TShutdown:
 			c.a.shutdown()
 			return nil
