@@ -462,7 +462,8 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 		Labels:     s.Labels,
 		// The agent's frames; it stays when the sidecar goes.
 		OpenStdin: true, AttachStdin: true, AttachStdout: true, AttachStderr: true,
-		StopSignal: "SIGKILL",
+		// Whatever the image says: the agent passes it on. Who closes a session kills.
+		StopSignal: "SIGTERM",
 	}
 	host := &container.HostConfig{
 		Runtime:        e.opts.Runtime,
