@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -33,7 +35,19 @@ func TestEngineSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
-	s := start(t, "runc", map[string]string{"SANDBOX_ENGINE": "docker", "DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": ""})
+	agent, err := os.ReadFile(p.Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent = append(agent, rand.Text()...) // so that its volume is no other test's
+	own := filepath.Join(t.TempDir(), "session-agent")
+	if err := os.WriteFile(own, agent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(agent)
+	volume := fmt.Sprintf("loomcycle-agent-%x", sum[:8])
+	t.Cleanup(func() { _ = p.Command("volume", "rm", volume).Run() })
+	s := start(t, "runc", map[string]string{"SANDBOX_ENGINE": "docker", "DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": "", "SANDBOX_AGENT": own})
 	c := s.client()
 	id := c.open(m{})
 	if a := c.exec(id, "echo hello; cat /proc/1/cmdline | tr '\\0' ' '"); a.Text != "hello\n/run/loomcycle-agent/session-agent " {
@@ -52,6 +66,9 @@ func TestEngineSocket(t *testing.T) {
 	}
 	c.call("sandbox_close", m{"session_id": id})
 	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	// As a prune does, while no container has it.
+	s.podmanOut("volume", "rm", volume)
+	eventually(t, 20*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.

@@ -125,6 +125,7 @@ type Engine struct {
 	podman bool
 	cpus   int         // of the engine's host
 	mount  mount.Mount // what brings the agent into a session
+	placed placed      // where that is a volume
 	sweep  *sweeper    // of a podman that Open started
 	last   recent      // List's answer
 }
@@ -462,7 +463,8 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 		Labels:     s.Labels,
 		// The agent's frames; it stays when the sidecar goes.
 		OpenStdin: true, AttachStdin: true, AttachStdout: true, AttachStderr: true,
-		StopSignal: "SIGKILL",
+		// Whatever the image says: the agent passes it on. Who closes a session kills.
+		StopSignal: "SIGTERM",
 	}
 	host := &container.HostConfig{
 		Runtime:        e.opts.Runtime,
@@ -532,6 +534,7 @@ func (e *Engine) Start(ctx context.Context, id string) error {
 	if err == nil {
 		return nil
 	}
+	e.placed.forget() // it may be that the agent is not there
 	err = e.wrap("starting the session's container", err)
 	if strings.Contains(err.Error(), "exit status") {
 		if text := said(); text != "" {
