@@ -504,3 +504,26 @@ func TestChecksumDatabaseOff(t *testing.T) {
 		}
 	}
 }
+
+// A bucket answers 403 for what it lacks, an index by its hash too: the plain
+// one and the next mirror are asked.
+func TestUpdateFromABucket(t *testing.T) {
+	needApt(t)
+	w := newWorld(t)
+	held := http.FileServer(http.Dir(filepath.Join(w.root, "debian")))
+	bucket := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/by-hash/") || strings.Contains(r.URL.Path, "/trixie-backports/") {
+			rw.WriteHeader(http.StatusForbidden)
+			return
+		}
+		held.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(bucket.Close)
+	second := t.TempDir()
+	if err := os.CopyFS(filepath.Join(second, "dists/trixie-backports"), os.DirFS(filepath.Join(w.root, "debian/dists/trixie-backports"))); err != nil {
+		t.Fatal(err)
+	}
+	w.vars["DEBIAN_MIRROR"] = bucket.URL + " file:" + second
+	w.reconnect(t)
+	w.update(t)
+}
