@@ -106,13 +106,14 @@ func (m *Mirrors) Diagnose(ctx context.Context, s lock.Source) (workingURL strin
 // Read returns the content of a small file that is not pinned: an InRelease
 // file, a registry's metadata, an answer of the checksum database. It reads
 // at most limit bytes. accept, when not empty, is sent as the Accept header.
-func (m *Mirrors) Read(ctx context.Context, s lock.Source, accept string, limit int64) ([]byte, error) {
-	var content []byte
-	err := m.try(ctx, s, func(u *url.URL) (err error) {
+// from is the URL that it came from, redacted, for a message.
+func (m *Mirrors) Read(ctx context.Context, s lock.Source, accept string, limit int64) (content []byte, from string, err error) {
+	err = m.try(ctx, s, func(u *url.URL) (err error) {
+		from = Redact(u.String())
 		content, err = m.readAll(ctx, u, accept, limit)
 		return err
 	})
-	return content, err
+	return content, from, err
 }
 
 // ReadURL is Read for a URL outside the lists.
@@ -148,9 +149,11 @@ func (m *Mirrors) readAll(ctx context.Context, u *url.URL, accept string, limit 
 }
 
 // Download stores a source that is not pinned yet at file and returns its
-// size in bytes and its sha256. The caller must check it by other means.
-func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (size int64, sum digest.Digest, err error) {
+// size in bytes, its sha256 and the URL that it came from, redacted. The caller
+// must check it by other means.
+func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (size int64, sum digest.Digest, from string, err error) {
 	err = m.try(ctx, s, func(u *url.URL) error {
+		from = Redact(u.String())
 		body, err := m.open(ctx, u, "")
 		if err != nil {
 			return err
@@ -168,7 +171,7 @@ func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (siz
 		sum = hexDigest(h)
 		return f.Close()
 	})
-	return size, sum, err
+	return size, sum, from, err
 }
 
 // present reports whether the file is already the source.
@@ -246,7 +249,11 @@ func (m *Mirrors) try(ctx context.Context, s lock.Source, get func(*url.URL) err
 	case failed != nil:
 		return fmt.Errorf("%s %w: if that stays so, set %s to another mirror", s.Name, failed, where)
 	}
-	return fmt.Errorf("%s (%s): %w in %s: it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files", s.Name, s.Path, ErrNotFound, where)
+	if s.Digest == "" { // nothing is locked yet
+		return fmt.Errorf("%s (%s): %w in %s: set it to a complete one", s.Name, s.Path, ErrNotFound, where)
+	}
+	return fmt.Errorf("%s (%s, %d bytes, %s): %w in %s: it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files",
+		s.Name, s.Path, s.Size, s.Digest, ErrNotFound, where)
 }
 
 func (m *Mirrors) retry(ctx context.Context, get func() error) error {

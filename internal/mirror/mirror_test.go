@@ -113,7 +113,7 @@ func TestFetch(t *testing.T) {
 		{name: "heals from 503 and a broken connection", mirrors: flaky},
 		{name: "unreachable, then the second mirror", mirrors: gone + " " + good},
 		{name: "nowhere", mirrors: empty + " file:" + t.TempDir(), notFound: true,
-			want: []string{"bash 5.2.37-2+b5 amd64", bash().Path, "run lock:update", "DEBIAN_MIRROR"}},
+			want: []string{"bash 5.2.37-2+b5 amd64", bash().Path, bash().Digest.String(), "22 bytes", "run lock:update", "DEBIAN_MIRROR"}},
 		{name: "wrong byte stops, whatever the second mirror has", mirrors: wrongByte + " " + good,
 			want: []string{"bash 5.2.37-2+b5 amd64", "another content", bash().Digest.String(), digest.FromString("the bites of a package").String(), "set DEBIAN_MIRROR"}},
 		{name: "truncated stops", mirrors: truncated + " " + good,

@@ -306,7 +306,7 @@ func TestVerifyAndCopy(t *testing.T) {
 		want       []string
 	}{
 		{"wrong deb", "debian/pool/main/g/git/git_1:2.47-1_arm64.deb", "git 1:2.47-2", []string{"git 1:2.47-1 arm64", "another content", "set DEBIAN_MIRROR"}},
-		{"missing deb", "debian/pool/main/g/git/git_1:2.47-1_amd64.deb", "", []string{"git 1:2.47-1 amd64", "on no mirror", "run lock:update"}},
+		{"missing deb", "debian/pool/main/g/git/git_1:2.47-1_amd64.deb", "", []string{"git 1:2.47-1 amd64", "bytes, sha256:", "on no mirror in DEBIAN_MIRROR", "run lock:update"}},
 		{"wrong toolchain", "go/golang.org/toolchain/@v/v0.0.1-go1.27.4.linux-arm64.zip", "x", []string{"linux-arm64.zip", "is truncated", "set GOPROXY"}},
 		{"wrong tarball", "npm/npm/-/npm-12.2.2.tgz", "npm 12.2.3", []string{"npm 12.2.2", "another content", "set NPM_CONFIG_REGISTRY"}},
 		{"registry changed its mind", "npm/npm/12.2.2", `{"dist":{"integrity":"sha512-x"}}`, []string{"npm 12.2.2", "publishes sha512-x"}},
@@ -408,10 +408,10 @@ func TestUpdateRefuses(t *testing.T) {
 		want  []string
 	}{
 		{name: "expired InRelease", spoil: func(_ *testing.T, w *world) { w.config.Now = day().AddDate(0, 0, 8) },
-			want: []string{"InRelease file of trixie-security", "has expired", "2025-03-08T12:00:00Z", "set DEBIAN_SECURITY_MIRROR"}},
+			want: []string{"InRelease file of trixie-security", "has expired", "2025-03-08T12:00:00Z", "/debian-security/dists/trixie-security/InRelease serves it (sha256:", "set DEBIAN_SECURITY_MIRROR"}},
 		{name: "unsigned InRelease", spoil: func(t *testing.T, w *world) {
 			w.main.Write(t, "dists/trixie/InRelease", []byte(w.main.Text(t, debiantest.Release{Suite: "trixie", Date: day(), Arches: lock.Arches()})))
-		}, want: []string{"InRelease file of trixie", "no valid signature", "set DEBIAN_MIRROR"}},
+		}, want: []string{"InRelease file of trixie", "no valid signature", "/debian/dists/trixie/InRelease serves it (sha256:", "set DEBIAN_MIRROR"}},
 		{name: "InRelease of another key", spoil: func(t *testing.T, w *world) {
 			w.main.Key = debiantest.NewKey(t, day())
 			w.publish(t, packages(), nil)
@@ -420,7 +420,7 @@ func TestUpdateRefuses(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(w.root, "debian/dists/trixie-backports")); err != nil {
 				t.Fatal(err)
 			}
-		}, want: []string{"the InRelease file of trixie-backports", "on no mirror", "DEBIAN_MIRROR"}},
+		}, want: []string{"the InRelease file of trixie-backports (dists/trixie-backports/InRelease)", "on no mirror in DEBIAN_MIRROR: set it to a complete one"}},
 		{name: "wrong byte in an index", spoil: func(t *testing.T, w *world) {
 			files, err := filepath.Glob(filepath.Join(w.root, "debian/dists/trixie/main/binary-arm64/by-hash/SHA256/*"))
 			if err != nil || len(files) != 1 {
@@ -444,7 +444,7 @@ func TestUpdateRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.write(t, filepath.Join(dir, "v0.0.1-go1.27.4.linux-arm64.zip"), forged)
-		}, want: []string{"v0.0.1-go1.27.4.linux-arm64.zip", "checksum database", "expected h1:", "found h1:"}},
+		}, want: []string{"v0.0.1-go1.27.4.linux-arm64.zip", "checksum database", "expected h1:", "found h1:", "set GOPROXY", "(from http://"}},
 		{name: "checksum database of another key", spoil: func(t *testing.T, w *world) {
 			_, verifier, err := note.GenerateKey(nil, "sums.example.test")
 			if err != nil {
@@ -452,6 +452,9 @@ func TestUpdateRefuses(t *testing.T) {
 			}
 			w.vars["GOSUMDB"] = verifier
 		}, want: []string{"cannot be checked against the checksum database"}},
+		{name: "registry's entry is an error page", spoil: func(t *testing.T, w *world) {
+			w.write(t, filepath.Join(w.root, "npm/npm/index.html"), []byte("<html>"))
+		}, want: []string{"the registry's entry of npm from http://", "/npm/npm is no JSON", "set NPM_CONFIG_REGISTRY"}},
 		{name: "tarball against the integrity", spoil: func(t *testing.T, w *world) {
 			w.write(t, filepath.Join(w.root, "npm/npm/-/npm-12.2.2.tgz"), []byte("x"))
 		}, want: []string{"npm 12.2.2", "another content than the registry publishes", "expected sha512-", "found sha512-"}},
@@ -464,7 +467,7 @@ func TestUpdateRefuses(t *testing.T) {
 		{name: "suite older than the locked one", apt: true, spoil: func(t *testing.T, w *world) {
 			w.update(t)
 			w.main.Publish(t, debiantest.Release{Suite: "trixie", Date: day().Add(-time.Hour), Arches: lock.Arches(), Packages: packages()})
-		}, want: []string{"trixie is of 2025-03-01T11:00:00Z", "the locked one of 2025-03-01T12:00:00Z", "set DEBIAN_MIRROR"}},
+		}, want: []string{"trixie is of 2025-03-01T11:00:00Z at http://", "/debian/dists/trixie/InRelease", "the locked one of 2025-03-01T12:00:00Z", "set DEBIAN_MIRROR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.apt {
