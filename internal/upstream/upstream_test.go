@@ -40,6 +40,8 @@ type world struct {
 	main, security *debiantest.Archive
 	vars           map[string]string
 	config         *upstream.Config
+	keys           string // the folder of the archives' key
+	close          func() // ends the server
 	log            bytes.Buffer
 }
 
@@ -60,7 +62,8 @@ func newWorld(t *testing.T) *world {
 		security: &debiantest.Archive{Dir: filepath.Join(root, "debian-security"), Key: key},
 	}
 	dir := filepath.Join(t.TempDir(), "lock")
-	w.write(t, filepath.Join(dir, "keys/test.asc"), key.Public(t))
+	w.keys = filepath.Join(dir, lock.KeyDir)
+	w.write(t, filepath.Join(w.keys, "test.asc"), key.Public(t))
 	signer, verifier, err := note.GenerateKey(nil, "sums.example.test")
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +78,7 @@ func newWorld(t *testing.T) *world {
 	mux.Handle("/go/sumdb/sums.example.test/", http.StripPrefix("/go/sumdb/sums.example.test", db))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
+	w.close = server.Close
 	w.vars = map[string]string{
 		"LOOMCYCLE_CACHE": t.TempDir(),
 		"DEBIAN_MIRROR":   server.URL + "/debian", "DEBIAN_SECURITY_MIRROR": server.URL + "/debian-security",
@@ -144,17 +148,25 @@ func (w *world) goModules(t *testing.T, releases ...string) map[string]string {
 			file := filepath.Join(w.root, "go/golang.org/toolchain/@v", v+".zip")
 			var b bytes.Buffer
 			z := zip.NewWriter(&b)
-			f, err := z.Create("golang.org/toolchain@" + v + "/bin/go")
-			if err == nil {
-				_, err = f.Write([]byte(v))
+			// What a go command looks for in another's toolchain before it runs that.
+			for _, name := range []string{"bin/go", "bin/gofmt", "pkg/tool/none", "lib/none", "src/_go.mod"} {
+				f, err := z.Create("golang.org/toolchain@" + v + "/" + name)
+				if err == nil {
+					_, err = fmt.Fprintf(f, "#!/bin/sh\necho this is %s\n", v)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err != nil || z.Close() != nil {
+			if err := z.Close(); err != nil {
 				t.Fatal(err)
 			}
 			w.write(t, file, b.Bytes())
-			if sums[v], err = dirhash.HashZip(file, dirhash.Hash1); err != nil {
+			sum, err := dirhash.HashZip(file, dirhash.Hash1)
+			if err != nil {
 				t.Fatal(err)
 			}
+			sums[v] = sum
 			list += v + "\n"
 		}
 	}
