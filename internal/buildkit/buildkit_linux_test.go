@@ -330,6 +330,31 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	up(t, d)
 }
 
+// Who finds the daemon reserved for a stop is told so.
+func TestJoinOfAReservedDaemon(t *testing.T) {
+	opts := Options{Getenv: env(nil), Log: t.Output(), CacheDir: t.TempDir(), Root: "../.."}
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	release, used := d.reserve()
+	if used {
+		t.Fatal("nobody has joined, and it is in use")
+	}
+	if _, err := d.join(); err == nil || !strings.HasSuffix(err.Error(), "another process is about to stop this buildkitd: try again") {
+		t.Errorf("error %v", err)
+	}
+	release()
+	leave, err := d.join()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}
+
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -282,6 +282,14 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+func TestSubjectThatIsNoName(t *testing.T) {
+	for der, want := range map[string]string{"": "the subject is not a name: asn1", "\x30\x00\x00": "the subject is not a name: 1 bytes follow it"} {
+		if _, err := canonicalName([]byte(der)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%x: error %v, want %q", der, err, want)
+		}
+	}
+}
+
 // The hash is OpenSSL's, whatever the subject looks like.
 func TestSubjectHash(t *testing.T) {
 	openssl := citest.Program(t, "openssl", "apt-get install openssl")
