@@ -634,8 +634,7 @@ func exportJob(t *testing.T, store content.Store, platform string, layers int, s
 			Platform: ocispecs.Platform{OS: p[0], Architecture: p[1]},
 			Config:   ocispecs.ImageConfig{User: "1000:1000", Env: []string{"A=b"}, Entrypoint: []string{"/x"}},
 		},
-		Layers:      []string{"one", "two", "three"}[:layers],
-		Annotations: map[string]string{"org.opencontainers.image.title": "test"},
+		Layers: []string{"one", "two", "three"}[:layers],
 	}.To(store)
 	if err != nil {
 		t.Fatal(err)
@@ -710,9 +709,6 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
 		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
-	}
-	if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
-		t.Errorf("annotations %q", toolbox.Annotations)
 	}
 	var cfg ocispecs.Image
 	blob(t, dir, session.Config.Digest, &cfg)
