@@ -330,6 +330,31 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	up(t, d)
 }
 
+// Who finds the daemon reserved for a stop is told so.
+func TestJoinOfAReservedDaemon(t *testing.T) {
+	opts := Options{Getenv: env(nil), Log: t.Output(), CacheDir: t.TempDir(), Root: "../.."}
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	release, used := d.reserve()
+	if used {
+		t.Fatal("nobody has joined, and it is in use")
+	}
+	if _, err := d.join(); err == nil || !strings.HasSuffix(err.Error(), "another process is about to stop this buildkitd: try again") {
+		t.Errorf("error %v", err)
+	}
+	release()
+	leave, err := d.join()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}
+
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
@@ -609,8 +634,7 @@ func exportJob(t *testing.T, store content.Store, platform string, layers int, s
 			Platform: ocispecs.Platform{OS: p[0], Architecture: p[1]},
 			Config:   ocispecs.ImageConfig{User: "1000:1000", Env: []string{"A=b"}, Entrypoint: []string{"/x"}},
 		},
-		Layers:      []string{"one", "two", "three"}[:layers],
-		Annotations: map[string]string{"org.opencontainers.image.title": "test"},
+		Layers: []string{"one", "two", "three"}[:layers],
 	}.To(store)
 	if err != nil {
 		t.Fatal(err)
@@ -685,9 +709,6 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
 		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
-	}
-	if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
-		t.Errorf("annotations %q", toolbox.Annotations)
 	}
 	var cfg ocispecs.Image
 	blob(t, dir, session.Config.Digest, &cfg)
