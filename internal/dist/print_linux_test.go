@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -62,7 +63,8 @@ func TestLoad(t *testing.T) {
 func TestLoadDocker(t *testing.T) {
 	t.Setenv("DOCKER_HOST", dockertest.Start(t))
 	folder := t.TempDir()
-	release, err := disttest.Small("1.2.3+build.7").Write(folder)
+	own := fmt.Sprint(time.Now().UnixNano()) // on the machine's engine other checkouts' tests load theirs
+	release, err := disttest.Small("1.2.3+build." + own).Write(folder)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +72,7 @@ func TestLoadDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "docker" {
+	if ref != "localhost/toolbox:1.2.3_build."+own || engine != "docker" {
 		t.Errorf("loaded as %s into %s", ref, engine)
 	}
 	defer exec.Command("docker", "rmi", ref).Run() // of the machine's engine, perhaps
