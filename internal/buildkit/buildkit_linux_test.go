@@ -258,17 +258,39 @@ func TestStaleSocketHeals(t *testing.T) {
 // A daemon that is stopped (SIGSTOP) lives but does not answer.
 func TestWedgedDaemonIsReplaced(t *testing.T) {
 	d, _, _ := fresh(t, nil)
-	up(t, d)
+	up(t, d).Close()
 	r, _ := d.running()
-	freeze(t, r.PID)
+	tell(t, r.PID, syscall.SIGSTOP)
 	up(t, d)
 	if again, _ := d.running(); again.PID == r.PID {
 		t.Error("the wedged daemon was not replaced")
 	}
 }
 
-// freeze stops a process and what it started: a rootless daemon is a grandchild.
-func freeze(t *testing.T, pid int) {
+// One that another process builds on may be slow to answer.
+func TestBusyDaemonIsWaitedFor(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	up(t, d)
+	r, _ := d.running()
+	tell(t, r.PID, syscall.SIGSTOP)
+	opts.Log = writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "is in use: waiting") {
+			tell(t, r.PID, syscall.SIGCONT)
+		}
+		return log.Write(line)
+	})
+	other, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	up(t, other)
+	if again, _ := d.running(); again != r || !strings.Contains(log.String(), "is in use: waiting") {
+		t.Errorf("a daemon in use was replaced: %+v, %+v", r, again)
+	}
+}
+
+// tell sends a signal to a process and what it started: a rootless daemon is a grandchild.
+func tell(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, thread := range threads {
@@ -276,10 +298,10 @@ func freeze(t *testing.T, pid int) {
 		for _, c := range strings.Fields(string(children)) {
 			var p int
 			fmt.Sscan(c, &p)
-			freeze(t, p)
+			tell(t, p, signal)
 		}
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(pid, signal); err != nil {
 		t.Fatal(err)
 	}
 }
