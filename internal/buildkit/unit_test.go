@@ -3,6 +3,7 @@ package buildkit
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -124,5 +125,26 @@ func TestPruneTogether(t *testing.T) {
 	all.Wait()
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("%d are left, %v", len(left), err)
+	}
+}
+
+// A docker engine that hangs is not passed over in silence.
+func TestSilentEngine(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var log strings.Builder
+	if engine := engineAt(t.Context(), Options{Log: &log}, "unix://"+socket, 50*time.Millisecond); engine != nil {
+		t.Error("an engine that does not answer is taken")
+	}
+	if !strings.Contains(log.String(), "passing over the docker engine at unix://"+socket) {
+		t.Errorf("it says %q", &log)
+	}
+	log.Reset()
+	if engine := engineAt(t.Context(), Options{Log: &log}, "unix:///nonexistent/docker.sock", time.Minute); engine != nil || log.Len() > 0 {
+		t.Errorf("where there is none it finds %v and says %q", engine, &log)
 	}
 }
