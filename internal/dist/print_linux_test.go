@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -105,7 +106,8 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 // Docker, which DOCKER_HOST puts before podman, has the same image by the same name.
 func TestLoadDocker(t *testing.T) {
 	t.Setenv("DOCKER_HOST", dockertest.Start(t))
-	compressions(t, "1.2.3+build.7", testLoadDocker)
+	// On the machine's engine other checkouts' tests load theirs.
+	compressions(t, fmt.Sprintf("1.2.3+build.%d", time.Now().UnixNano()), testLoadDocker)
 }
 
 func testLoadDocker(t *testing.T, folder string, release *dist.Release) {
@@ -113,7 +115,7 @@ func testLoadDocker(t *testing.T, folder string, release *dist.Release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "docker" {
+	if want := "localhost/toolbox:" + strings.ReplaceAll(release.Version, "+", "_"); ref != want || engine != "docker" {
 		t.Errorf("loaded as %s into %s", ref, engine)
 	}
 	defer exec.Command("docker", "rmi", ref).Run() // of the machine's engine, perhaps
