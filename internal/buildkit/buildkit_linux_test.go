@@ -145,7 +145,7 @@ func TestDaemonLivesAndHeals(t *testing.T) {
 	}
 	t.Logf("Up of a running daemon: %s", time.Since(start))
 
-	syscall.Kill(first.PID, syscall.SIGKILL)
+	syscall.Kill(process(t, first.PID), syscall.SIGKILL)
 	eventually(t, 5*time.Second, "the killed daemon is gone", func() bool { return !alive(first) })
 	if _, err := os.Stat(d.sock); err != nil {
 		t.Fatalf("the test wants a stale socket: %v", err)
@@ -267,10 +267,19 @@ func TestWedgedDaemonIsReplaced(t *testing.T) {
 	}
 }
 
+// process is pid, which is one process's: 0 would stand for the test's own group.
+func process(t *testing.T, pid int) int {
+	t.Helper()
+	if pid <= 0 {
+		t.Fatalf("%d is not the id of one process", pid)
+	}
+	return pid
+}
+
 // freeze stops a process and what it started: a rootless daemon is a grandchild.
 func freeze(t *testing.T, pid int) {
 	t.Helper()
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", process(t, pid)))
 	for _, thread := range threads {
 		children, _ := os.ReadFile(thread)
 		for _, c := range strings.Fields(string(children)) {
@@ -516,7 +525,7 @@ func TestKillEndsTheSteps(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, time.Minute, "the step runs", func() bool { return strings.Contains(log.String(), "step is asleep") })
-	syscall.Kill(d.PID(), syscall.SIGKILL)
+	syscall.Kill(process(t, d.PID()), syscall.SIGKILL)
 	if err := <-done; err == nil {
 		t.Error("the build succeeded without a daemon")
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -144,13 +145,7 @@ func TestEngineRestart(t *testing.T) {
 	c := s.client()
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
-	pids := strings.Fields(s.processes("system service"))
-	if len(pids) != 1 {
-		t.Fatalf("podman services: %v", pids)
-	}
-	var pid int
-	_, _ = fmt.Sscan(pids[0], &pid)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(process(t, s.processes("system service")), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, 20*time.Second, "the session answers again", func() bool {
@@ -172,12 +167,9 @@ func TestKilledMonitor(t *testing.T) {
 	c := s.client()
 	kill := func(id string) {
 		t.Helper()
-		var monitor, pid int
-		if _, err := fmt.Sscan(s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.ConmonPid}} {{.State.Pid}}"), &monitor, &pid); err != nil || monitor == 0 || pid == 0 {
-			t.Fatal(monitor, pid, err)
-		}
-		for _, p := range []int{monitor, pid} {
-			if err := syscall.Kill(p, syscall.SIGKILL); err != nil {
+		monitor, pid, _ := strings.Cut(s.podmanOut("inspect", "loomcycle-"+id, "--format", "{{.State.ConmonPid}} {{.State.Pid}}"), " ")
+		for _, p := range []string{monitor, pid} {
+			if err := syscall.Kill(process(t, p), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -234,8 +226,7 @@ func TestHungEngine(t *testing.T) {
 	eventually(t, time.Minute, "the pool fills", func() bool { return len(s.containers()) == 1 })
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
-	var pid int
-	_, _ = fmt.Sscan(s.processes("system service"), &pid)
+	pid := process(t, s.processes("system service"))
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -265,6 +256,16 @@ func (s *sidecar) processes(text string) string {
 		}
 	}
 	return strings.Join(out, " ")
+}
+
+// process is the one process id that text holds: 0 would stand for the test's own group.
+func process(t *testing.T, text string) int {
+	t.Helper()
+	pid, err := strconv.Atoi(text)
+	if err != nil || pid <= 0 {
+		t.Fatalf("%q is not the id of one process", text)
+	}
+	return pid
 }
 
 func TestContainerDiesUnderACommand(t *testing.T) {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -99,11 +98,8 @@ func TestStopWhenNothingAnswers(t *testing.T) {
 	}()
 	eventually(t, 10*time.Second, "the command runs", func() bool { return c.exec(id, "ls").Text == "begun\n" })
 	stop := func(text string) {
-		pid, err := strconv.Atoi(text)
-		if err == nil {
-			err = syscall.Kill(pid, syscall.SIGSTOP)
-		}
-		if err != nil {
+		pid := process(t, text)
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
