@@ -39,7 +39,7 @@ func TestKilledSidecar(t *testing.T) {
 	sessions, lived := map[string]bool{id: true}, 0
 	var mu sync.Mutex
 	for round := range rounds {
-		fresh := "" // one that is opened in this round, and left open
+		fresh, opened := "", make(chan struct{}) // one that is opened in this round, and left open
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for worker := range 3 {
@@ -61,6 +61,7 @@ func TestKilledSidecar(t *testing.T) {
 						mu.Unlock()
 						if fresh == "" {
 							fresh = other
+							close(opened)
 							continue
 						}
 						if _, err := c.try(ctx, "sandbox_close", m{"session_id": other}); err == nil {
@@ -73,6 +74,12 @@ func TestKilledSidecar(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(100+rand.IntN(900)) * time.Millisecond)
+		if round%3 == 0 { // on a busy machine an open takes longer than that
+			select {
+			case <-opened:
+			case <-time.After(time.Minute):
+			}
+		}
 		s.kill()
 		cancel()
 		wg.Wait()
