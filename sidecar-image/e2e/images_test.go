@@ -185,7 +185,7 @@ func TestRootlessImage(t *testing.T) {
 	}
 	s := &sidecar{t: t, podman: p, cli: p, URL: "http://" + address}
 	logs := func() string { out, _ := p.Command("logs", name).CombinedOutput(); return string(out) }
-	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		if resp, err := http.Get(s.URL + "/readyz"); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
