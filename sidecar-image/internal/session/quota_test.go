@@ -118,12 +118,12 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		closed bool
 	}{
 		{"rm a; sleep 2.5", no, false},
-		{"echo result >result; sleep 2.5", yes, false},
+		{"echo result >result; sleep 30", yes, false},
 		{"head -c 3000000 /dev/zero >c; sleep 30", yes, true},
 		{"head -c 3000000 /dev/zero >d", either, true}, // before anybody looked
 		{"(sleep 0.1; head -c 3000000 /dev/zero >e) & sleep 0.2", either, true},
 		{"rm *", no, false},
-		{"head -c 3000000 /dev/zero >f; sleep 1.5; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
+		{"head -c 3000000 /dev/zero >f; sleep 30; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
 		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", yes, false},
 		{"sleep 2.5", no, false}, // it may be deleting
 		{"rm -r d; sleep 2.5", no, false},
@@ -142,7 +142,8 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		}
 		stop()
 		<-s.Measure()
-		for end := time.Now().Add(5 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+		for end := time.Now().Add(30 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+			<-s.Measure() // what is left of the command may have written since
 			time.Sleep(time.Millisecond)
 		}
 		if why := told(s); (why != "") != c.closed || c.closed && !strings.Contains(why, "went on to grow") {
