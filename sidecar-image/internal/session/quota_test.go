@@ -269,10 +269,13 @@ func TestWalksAreShared(t *testing.T) {
 		}
 	}
 	s.held.Close()
-	s = open()
+	adopted := open()
+	s = &Session{Record: adopted.Record, m: adopted.m, held: adopted.held} // which nobody has measured
+	s.walking = make(chan struct{})                                        // a walk that takes long
 	if _, _, err := s.Guard(t.Context(), 0); !errors.Is(err, errUnmeasured) {
 		t.Errorf("a command with no time to wait: %v", err)
 	}
+	s.walking = nil
 	before := runtime.NumGoroutine()
 	walks := map[<-chan struct{}]bool{}
 	for range 1000 {
