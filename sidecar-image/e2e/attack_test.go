@@ -274,7 +274,7 @@ func TestLimitsOfGVisor(t *testing.T) {
 	for name, command := range map[string]string{"memory": "python3 -c 'x = bytearray(1 << 30)'", "processes": "b() { b | b & }; b; sleep 30"} {
 		id := c.open(m{})
 		for _, command := range []string{command, "true"} {
-			a := c.call("sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 30})
+			a := c.call("sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 100})
 			if !a.IsError || !strings.Contains(a.Text, "256 MiB of memory (mem_mb)") || !strings.Contains(a.Text, "(pids)") {
 				t.Errorf("%s, %q: %.300s", name, command, a.Text)
 			}
