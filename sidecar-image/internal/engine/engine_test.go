@@ -32,7 +32,7 @@ type container struct {
 
 func open(t *testing.T, e *engine.Engine, image string, change func(*engine.Spec)) *container {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	img, err := e.ResolveImage(ctx, image, false)
 	if err != nil {
