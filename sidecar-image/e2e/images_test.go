@@ -133,7 +133,7 @@ func TestSocketImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
-	eventually(t, 20*time.Second, "the engine's socket", func() bool { _, err := os.Stat(socket); return err == nil })
+	eventually(t, 30*time.Second, "the engine's socket", func() bool { _, err := os.Stat(socket); return err == nil })
 	workspaces := filepath.Join(dir, "ws")
 	for _, args := range [][]string{{"chgrp", "2375", socket}, {"chmod", "660", socket}, {"install", "-d", "-o", "65532", "-g", "65532", "-m", "0711", workspaces}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {

@@ -94,7 +94,7 @@ func TestKilledSidecar(t *testing.T) {
 			}
 			c.call("sandbox_close", m{"session_id": fresh})
 		}
-		eventually(t, 10*time.Second, "the orphaned command is killed", func() bool {
+		eventually(t, 30*time.Second, "the orphaned command is killed", func() bool {
 			return strings.HasPrefix(c.exec(id, "ps -eo args | grep -c '^[o]rphan' || true").Text, "0")
 		})
 	}
@@ -155,7 +155,7 @@ func TestEngineRestart(t *testing.T) {
 	if err := syscall.Kill(process(t, s.processes("system service")), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 20*time.Second, "the session answers again", func() bool {
+	eventually(t, 30*time.Second, "the session answers again", func() bool {
 		a := c.exec(id, "cat f")
 		if a.IsError && !strings.Contains(a.Text, "engine") && !strings.Contains(a.Text, "session") {
 			t.Fatalf("the error is not clear: %+v", a)
@@ -190,9 +190,9 @@ func TestKilledMonitor(t *testing.T) {
 	s.run()
 	kill(live)
 	for what, id := range map[string]string{"an adopted one": adopted, "one in use": live} {
-		eventually(t, 20*time.Second, what+" is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
+		eventually(t, 30*time.Second, what+" is told to be over", func() bool { return strings.Contains(c.exec(id, "true").Text, "the session has ended") })
 	}
-	eventually(t, 20*time.Second, "their containers are removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, 30*time.Second, "their containers are removed", func() bool { return len(s.containers()) == 0 })
 }
 
 // A session whose container ended while no sidecar ran, as with a nested podman's own
@@ -201,7 +201,7 @@ func TestLostMeanwhile(t *testing.T) {
 	s := start(t, "runc", map[string]string{"SANDBOX_AUTH_TOKENS": "other=" + otherToken})
 	c := s.as(map[string]string{"X-Loom-Root-Run": "run-9"})
 	id, short, kept := c.open(m{}), c.open(m{"ttl_seconds": 1}), c.open(m{})
-	eventually(t, 10*time.Second, "the short one ends by its time", func() bool { return len(s.containers()) == 2 })
+	eventually(t, 30*time.Second, "the short one ends by its time", func() bool { return len(s.containers()) == 2 })
 	s.stop()
 	s.podmanOut("kill", "loomcycle-"+id)
 	s.run()
@@ -281,20 +281,20 @@ func TestContainerDiesUnderACommand(t *testing.T) {
 	id := c.open(m{})
 	done := make(chan answer)
 	go func() { done <- c.exec(id, "sleep 100") }()
-	eventually(t, 5*time.Second, "the command runs", func() bool { return strings.Contains(c.exec(id, "ps -eo args").Text, "sleep 100") })
+	eventually(t, 30*time.Second, "the command runs", func() bool { return strings.Contains(c.exec(id, "ps -eo args").Text, "sleep 100") })
 	s.podmanOut("kill", "loomcycle-"+id)
 	select {
 	case a := <-done:
 		if !a.IsError || !strings.HasPrefix(a.Text, "the call was ended: the session has ended by itself (its container exited with 137)") {
 			t.Errorf("%+v", a)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the call hangs")
 	}
 	if a := c.exec(id, "true"); !a.IsError || !strings.HasPrefix(a.Text, "the session has ended by itself") {
 		t.Errorf("the next call: %+v", a)
 	}
-	eventually(t, 10*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, 30*time.Second, "its container is removed", func() bool { return len(s.containers()) == 0 })
 }
 
 // Whoever has a command in a session that is closed hears what closed it, not that
@@ -321,7 +321,7 @@ func TestClosedUnderACommand(t *testing.T) {
 			id := c.open(tc.args)
 			done := make(chan answer)
 			go func() { done <- c.exec(id, "touch begun; sleep 100") }()
-			eventually(t, 10*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
+			eventually(t, 30*time.Second, "the command runs", func() bool { return c.exec(id, "ls begun").Text == "begun\n" })
 			tc.end(c, id)
 			select {
 			case a := <-done:
@@ -382,7 +382,7 @@ func TestRunLiveness(t *testing.T) {
 		for range n {
 			select {
 			case <-asked:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("the runtime is not asked")
 			}
 		}
@@ -408,7 +408,7 @@ func TestRunLiveness(t *testing.T) {
 			fmt.Fprint(w, `{"status":"running"}`)
 		}
 	})
-	eventually(t, 10*time.Second, "the dead run's session is closed", func() bool { return !alive(a) })
+	eventually(t, 30*time.Second, "the dead run's session is closed", func() bool { return !alive(a) })
 	if !alive(b) || !alive(untagged) {
 		t.Error("another run's session was closed")
 	}
@@ -519,7 +519,7 @@ func TestDurableWorkspace(t *testing.T) {
 		usable := func() bool {
 			return !c.call("sandbox_write", m{"session_id": again, "path": "x", "content": "x"}).IsError
 		}
-		eventually(t, 5*time.Second, "the workspace is usable again", usable)
+		eventually(t, 30*time.Second, "the workspace is usable again", usable)
 		for what, script := range map[string]string{
 			"deleted and open":            "sleep 60",
 			"of a process that is hidden": "cp /bin/sleep s; chmod 111 s; exec ./s 60", // what may not be read is not dumpable
@@ -528,7 +528,7 @@ func TestDurableWorkspace(t *testing.T) {
 			if !a.IsError || !strings.Contains(a.Text, "in deleted files that are still open") {
 				t.Errorf("%s: %+v", what, a)
 			}
-			eventually(t, 20*time.Second, "they are gone with the command", usable)
+			eventually(t, 30*time.Second, "they are gone with the command", usable)
 		}
 	})
 }
@@ -556,9 +556,9 @@ func TestCancel(t *testing.T) {
 			close(done)
 		}()
 		other := s.as(map[string]string{"Mcp-Session-Id": "other"}) // so that its ids are not the test's
-		eventually(t, 5*time.Second, "the command runs", func() bool { return strings.Contains(other.exec(id, "ps -eo args").Text, "sleep 77") })
+		eventually(t, 30*time.Second, "the command runs", func() bool { return strings.Contains(other.exec(id, "ps -eo args").Text, "sleep 77") })
 		stop(cancel)
-		eventually(t, 5*time.Second, name+" ends the command", gone)
+		eventually(t, 30*time.Second, name+" ends the command", gone)
 		<-done
 		cancel()
 	}
@@ -578,7 +578,7 @@ func TestCancel(t *testing.T) {
 			ended[c] <- a
 		}()
 	}
-	eventually(t, 10*time.Second, "both run", func() bool {
+	eventually(t, 30*time.Second, "both run", func() bool {
 		running := third.exec(id, "ps -eo args").Text
 		return strings.Contains(running, "\nsleep 78") && strings.Contains(running, "bash -c until")
 	})

@@ -51,7 +51,7 @@ func TestEngineSocket(t *testing.T) {
 		t.Errorf("after a restart: %+v", a)
 	}
 	c.call("sandbox_close", m{"session_id": id})
-	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, 30*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.
@@ -141,7 +141,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	stop()
-	eventually(t, 20*time.Second, "the error says that the engine is away, and not where it was", func() bool {
+	eventually(t, 30*time.Second, "the error says that the engine is away, and not where it was", func() bool {
 		a := c.exec(id, "cat f")
 		if strings.Contains(a.Text, filepath.Base(socket)) {
 			t.Errorf("a path of the host: %s", a.Text)
@@ -151,7 +151,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
-	eventually(t, 5*time.Second, "it is not ready", func() bool {
+	eventually(t, 30*time.Second, "it is not ready", func() bool {
 		resp, err := http.Get(s.URL + "/readyz")
 		if err != nil {
 			return false
@@ -163,7 +163,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 		t.Errorf("an engine that is away cost a session: %s", a.Text)
 	}
 	begin()
-	eventually(t, 20*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
+	eventually(t, 30*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
 	c.call("sandbox_close", m{"session_id": c.open(m{})})
 }
 

@@ -170,7 +170,7 @@ func TestDeepWorkspace(t *testing.T) {
 	s.deep = s.deep.Add(-deepFor)
 	s.mu.Unlock()
 	<-s.Measure()
-	for end := time.Now().Add(5 * time.Second); told(s) == "" && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); told(s) == "" && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	if why := told(s); !strings.Contains(why, "closed: the workspace is nested") {
@@ -207,7 +207,7 @@ func TestQuietWorkspaces(t *testing.T) {
 	s := quotas(t)()
 	<-s.Measure()
 	idle := func() { // no walk is under way, and the next look is set
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			s.mu.Lock()
 			ok := s.walking == nil && s.patrol != nil
 			s.mu.Unlock()
@@ -287,7 +287,7 @@ func TestWalksAreShared(t *testing.T) {
 		walks[s.Measure()] = true
 	}
 	// The guards' own end as they are scheduled.
-	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("there are %d goroutines, and were %d", runtime.NumGoroutine(), before)
 		}
