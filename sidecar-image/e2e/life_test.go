@@ -122,10 +122,13 @@ func TestKilledSidecar(t *testing.T) {
 	}
 }
 
-// forgotten are containers of the runtime that are in the storage of the test's
+// forgotten are containers of the runtime that podman made in the storage of the test's
 // podman, which does not know them.
 func (s *sidecar) forgotten() (ids []string) {
-	var all []struct{ ID, Bundle string }
+	var all []struct {
+		ID, Bundle  string
+		Annotations map[string]string
+	}
 	var err error
 	for range 20 { // it fails when another test's container goes while the list is made
 		var out []byte
@@ -139,7 +142,8 @@ func (s *sidecar) forgotten() (ids []string) {
 	}
 	storage := s.podman.Root()
 	for _, c := range all {
-		if strings.HasPrefix(c.Bundle, storage+"/") && s.podman.Command("container", "exists", c.ID).Run() != nil {
+		// Another manager's are the engine's tests'.
+		if strings.HasPrefix(c.Bundle, storage+"/") && c.Annotations["io.container.manager"] == "libpod" && s.podman.Command("container", "exists", c.ID).Run() != nil {
 			ids = append(ids, c.ID)
 		}
 	}
