@@ -260,7 +260,6 @@ func TestVolumeRemovalOnPodman(t *testing.T) {
 	run := func(commands string) string {
 		return script(t, time.Minute, commands, "PATH="+bin+":"+os.Getenv("PATH"))
 	}
-	t.Cleanup(func() { _ = p.Command("rm", "--force", "--all").Run() })
 	run("for v in old new; do docker volume create --label loomcycle.managed=1 $v; done; docker volume create --label other=1 labelled; docker volume create sandbox-state; docker volume create mine\n" +
 		"docker create --network none --volume new:/agent --volume mine:/mine " + p.Image + " true")
 	run(strings.TrimSpace(guide(t, "docker volume rm")) + " || true # the one of a container is refused")
