@@ -127,6 +127,8 @@ type Engine struct {
 	mount  mount.Mount // what brings the agent into a session
 	sweep  *sweeper    // of a podman that Open started
 	last   recent      // List's answer
+
+	patience time.Duration // carrierPatience, but in tests
 }
 
 // Spec is what differs from one session container to the next.
@@ -159,7 +161,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts}
+	e := &Engine{opts: opts, patience: carrierPatience}
 	host := opts.Host
 	if opts.Runtime == "kata" && host == "" {
 		return nil, errKata
