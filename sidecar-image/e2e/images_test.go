@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
@@ -18,6 +19,9 @@ import (
 func image(t *testing.T, p *enginetest.Podman, name string) string {
 	t.Helper()
 	dist(t)
+	if index, err := os.ReadFile("../../dist/oci/index.json"); err != nil || !strings.Contains(string(index), `"`+name+`"`) {
+		citest.Skip(t, "dist has no %s: run `go run mage.go dist` first", name)
+	}
 	return p.FromDist(t, abs(t, "../../dist"), name)
 }
 
