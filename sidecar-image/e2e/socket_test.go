@@ -51,7 +51,7 @@ func TestEngineSocket(t *testing.T) {
 		t.Errorf("after a restart: %+v", a)
 	}
 	c.call("sandbox_close", m{"session_id": id})
-	eventually(t, 30*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.
