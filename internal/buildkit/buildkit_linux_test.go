@@ -145,7 +145,7 @@ func TestDaemonLivesAndHeals(t *testing.T) {
 	}
 	t.Logf("Up of a running daemon: %s", time.Since(start))
 
-	syscall.Kill(first.PID, syscall.SIGKILL)
+	syscall.Kill(process(t, first.PID), syscall.SIGKILL)
 	eventually(t, time.Minute, "the killed daemon is gone", func() bool { return !alive(first) })
 	if _, err := os.Stat(d.sock); err != nil {
 		t.Fatalf("the test wants a stale socket: %v", err)
@@ -289,10 +289,19 @@ func TestBusyDaemonIsWaitedFor(t *testing.T) {
 	}
 }
 
+// process is pid, which is one process's: 0 would stand for the test's own group.
+func process(t *testing.T, pid int) int {
+	t.Helper()
+	if pid <= 0 {
+		t.Fatalf("%d is not the id of one process", pid)
+	}
+	return pid
+}
+
 // tell sends a signal to a process and what it started: a rootless daemon is a grandchild.
 func tell(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", process(t, pid)))
 	for _, thread := range threads {
 		children, _ := os.ReadFile(thread)
 		for _, c := range strings.Fields(string(children)) {
@@ -563,7 +572,7 @@ func TestKillEndsTheSteps(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, 5*time.Minute, "the step runs", func() bool { return strings.Contains(log.String(), "step is asleep") })
-	syscall.Kill(d.PID(), syscall.SIGKILL)
+	syscall.Kill(process(t, d.PID()), syscall.SIGKILL)
 	if err := <-done; err == nil {
 		t.Error("the build succeeded without a daemon")
 	}

@@ -108,7 +108,7 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 // fillVolume copies the agent into its volume, unless it is there.
 func (e *Engine) fillVolume(ctx context.Context, imageID string, agent []byte) error {
 	cfg, host := e.carrier(imageID)
-	c, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: cfg, HostConfig: host})
+	c, err := e.onlyCarrier(ctx, cfg, host)
 	if err != nil {
 		return e.wrap("making the container that carries the session agent", err)
 	}
