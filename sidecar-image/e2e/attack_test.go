@@ -72,7 +72,7 @@ func TestAnotherPrincipal(t *testing.T) {
 			a, err := owner.try(t.Context(), "sandbox_exec", m{"session_id": id, "command": "touch begun; sleep 1; echo over"})
 			ran <- fmt.Sprint(a.Text, err)
 		}()
-		eventually(t, 5*time.Second, "the command runs", func() bool { return mine.exec(id, "ls begun").Text == "begun\n" })
+		eventually(t, time.Minute, "the command runs", func() bool { return mine.exec(id, "ls begun").Text == "begun\n" })
 		resp, err := other.post(t.Context(), []byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`))
 		if err != nil {
 			t.Fatal(err)

@@ -145,7 +145,7 @@ func TestAbsentEngine(t *testing.T) {
 	} {
 		s := prepare(t, "runc", map[string]string{"DOCKER_HOST": address, "SANDBOX_ENGINE": "docker"}, p)
 		s.begin()
-		eventually(t, 5*time.Second, "the log says "+want, func() bool {
+		eventually(t, time.Minute, "the log says "+want, func() bool {
 			text := s.log.String()
 			return strings.Contains(text, want) && strings.Contains(text, address)
 		})

@@ -51,7 +51,7 @@ func TestEngineSocket(t *testing.T) {
 		t.Errorf("after a restart: %+v", a)
 	}
 	c.call("sandbox_close", m{"session_id": id})
-	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, time.Minute, "the container is removed", func() bool { return len(s.containers()) == 0 })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.
@@ -151,7 +151,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
-	eventually(t, 5*time.Second, "it is not ready", func() bool {
+	eventually(t, time.Minute, "it is not ready", func() bool {
 		resp, err := http.Get(s.URL + "/readyz")
 		if err != nil {
 			return false
