@@ -339,11 +339,15 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 	bin := prebuilt(t)
 	whole := faulty(t, dir, nil)
 	lossy := faulty(t, dir, func(w http.ResponseWriter, r *http.Request) bool {
-		if strings.Contains(r.URL.Path, "netbase") || strings.Contains(r.URL.Path, "tzdata") {
+		switch {
+		case strings.Contains(r.URL.Path, "netbase"):
 			http.NotFound(w, r)
-			return true
+		case strings.Contains(r.URL.Path, "tzdata"): // as a bucket answers
+			w.WriteHeader(http.StatusForbidden)
+		default:
+			return false
 		}
-		return false
+		return true
 	})
 	one, two := daemon(t, "one", nil), daemon(t, "two", nil)
 	base := map[string]string{"LOOMCYCLE_SOURCE": "bin:" + bin}

@@ -151,7 +151,7 @@ func TestDaemonLivesAndHeals(t *testing.T) {
 	}
 	t.Logf("Up of a running daemon: %s", time.Since(start))
 
-	syscall.Kill(first.PID, syscall.SIGKILL)
+	syscall.Kill(process(t, first.PID), syscall.SIGKILL)
 	eventually(t, time.Minute, "the killed daemon is gone", func() bool { return !alive(first) })
 	if _, err := os.Stat(d.sock); err != nil {
 		t.Fatalf("the test wants a stale socket: %v", err)
@@ -295,10 +295,19 @@ func TestBusyDaemonIsWaitedFor(t *testing.T) {
 	}
 }
 
+// process is pid, which is one process's: 0 would stand for the test's own group.
+func process(t *testing.T, pid int) int {
+	t.Helper()
+	if pid <= 0 {
+		t.Fatalf("%d is not the id of one process", pid)
+	}
+	return pid
+}
+
 // tell sends a signal to a process and what it started: a rootless daemon is a grandchild.
 func tell(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", process(t, pid)))
 	for _, thread := range threads {
 		children, _ := os.ReadFile(thread)
 		for _, c := range strings.Fields(string(children)) {
@@ -356,6 +365,31 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 		t.Errorf("%v; left %q", err, l)
 	}
 	up(t, d)
+}
+
+// Who finds the daemon reserved for a stop is told so.
+func TestJoinOfAReservedDaemon(t *testing.T) {
+	opts := Options{Getenv: env(nil), Log: t.Output(), CacheDir: t.TempDir(), Root: "../.."}
+	d, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	release, used := d.reserve()
+	if used {
+		t.Fatal("nobody has joined, and it is in use")
+	}
+	if _, err := d.join(); err == nil || !strings.HasSuffix(err.Error(), "another process is about to stop this buildkitd: try again") {
+		t.Errorf("error %v", err)
+	}
+	release()
+	leave, err := d.join()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
 }
 
 type writerFunc func([]byte) (int, error)
@@ -544,7 +578,7 @@ func TestKillEndsTheSteps(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, 5*time.Minute, "the step runs", func() bool { return strings.Contains(log.String(), "step is asleep") })
-	syscall.Kill(d.PID(), syscall.SIGKILL)
+	syscall.Kill(process(t, d.PID()), syscall.SIGKILL)
 	if err := <-done; err == nil {
 		t.Error("the build succeeded without a daemon")
 	}
@@ -639,8 +673,7 @@ func exportJob(t *testing.T, store content.Store, platform string, layers int, s
 			Platform: ocispecs.Platform{OS: p[0], Architecture: p[1]},
 			Config:   ocispecs.ImageConfig{User: "1000:1000", Env: []string{"A=b"}, Entrypoint: []string{"/x"}},
 		},
-		Layers:      []string{"one", "two", "three"}[:layers],
-		Annotations: map[string]string{"org.opencontainers.image.title": "test"},
+		Layers: []string{"one", "two", "three"}[:layers],
 	}.To(store)
 	if err != nil {
 		t.Fatal(err)
@@ -715,9 +748,6 @@ func TestMergedStatesBecomeSharedLayers(t *testing.T) {
 	}
 	if toolbox.Layers[0].MediaType != ocispecs.MediaTypeImageLayer || toolbox.MediaType != ocispecs.MediaTypeImageManifest {
 		t.Errorf("media types: %q in a %q", toolbox.Layers[0].MediaType, toolbox.MediaType)
-	}
-	if toolbox.Annotations["org.opencontainers.image.title"] != "test" {
-		t.Errorf("annotations %q", toolbox.Annotations)
 	}
 	var cfg ocispecs.Image
 	blob(t, dir, session.Config.Digest, &cfg)

@@ -239,7 +239,11 @@ func (d *Daemon) lock(ctx context.Context) (unlock func(), err error) {
 // process ends. Who wants to replace the daemon needs the same lock alone.
 func (d *Daemon) join() (leave func(), err error) {
 	l := d.users()
-	if ok, err := l.TryRLock(); err != nil || !ok {
+	ok, err := l.TryRLock()
+	if err == nil && !ok {
+		err = errors.New("another process is about to stop this buildkitd: try again")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", l.Path(), err)
 	}
 	return func() { l.Unlock() }, nil
