@@ -245,7 +245,7 @@ func TestRunClosedUnderAnOpen(t *testing.T) {
 	for end := time.Now().Add(20 * time.Second); r.removes.Load() == 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		_, err := os.Stat(filepath.Join(r.dir, "alice", "ws"))
 		if os.IsNotExist(err) {
 			break
