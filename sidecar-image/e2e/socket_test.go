@@ -68,7 +68,7 @@ func TestEngineSocket(t *testing.T) {
 	eventually(t, 30*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
 	// As a prune does, while no container has it.
 	s.podmanOut("volume", "rm", volume)
-	eventually(t, 20*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
+	eventually(t, 30*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.
