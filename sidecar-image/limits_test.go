@@ -30,6 +30,7 @@ var limits = []struct{ constant, unit, text string }{
 	{"agent/guest.maxLingerings", "", "pipes of a session's ended commands that background processes still hold and that are emptied; who writes to a further one meets a closed pipe"},
 	{"agent/guest.termGrace", "", "between SIGTERM and SIGKILL for a session's processes when the engine stops its container"},
 	{"agent/host.fileTimeout", "", "time of one `sandbox_read` or `sandbox_write`"},
+	{"session.measureTimeout", "", "until a `sandbox_write` has to be repeated whose workspace is still measured for the first time"},
 	{"agent/wire.MaxStreams", "", "commands, reads and writes under way at once in one session"},
 	{"agent/wire.MaxLive", "bytes", "output in one progress notification: the last that was written"},
 	{"agent/wire.LiveEvery", "", "between two of them"},

@@ -26,6 +26,9 @@ const DefaultListen = "127.0.0.1:9000"
 // dockerHost is where docker is without DOCKER_HOST.
 const dockerHost = "unix:///var/run/docker.sock"
 
+// DefaultStateDir is where the session records are.
+const DefaultStateDir = "/var/lib/loomcycle-builder"
+
 // DefaultImage is what sandbox_open may call SANDBOX_IMAGE.
 const DefaultImage = "default"
 
@@ -89,6 +92,7 @@ type Config struct {
 	WorkspaceRoot string
 	WorkspaceHost string
 	WorkspaceMB   int64
+	Workspaces    int // of one principal, 0 for no limit
 
 	Traces string // any endpoint; the OpenTelemetry SDK reads the variables itself
 
@@ -160,16 +164,17 @@ var Vars = []Var{
 	{"SANDBOX_MAX_OUTPUT_BYTES", "4194304", "largest max_output_bytes", integer(func(c *Config) *int64 { return &c.Output.Max }, 256)},
 	{"SANDBOX_MAX_FILE_BYTES", "16777216", "largest content of one sandbox_write or sandbox_read", integer(func(c *Config) *int64 { return &c.MaxFile }, 1024)},
 
-	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once", count(func(c *Config) *int { return &c.Sessions })},
+	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once; when of closed ones more than that, or than the next two, still have containers, sandbox_open waits for those to be removed", count(func(c *Config) *int { return &c.Sessions })},
 	{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "20", "sessions of one principal open at once", count(func(c *Config) *int { return &c.PerPrincipal })},
 	{"SANDBOX_MAX_SESSIONS_PER_TENANT", "", "sessions of one tenant's principals open at once, where identities are signed; empty for SANDBOX_MAX_SESSIONS less SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, or the latter if that is more", count(func(c *Config) *int { return &c.PerTenant })},
 	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready, SANDBOX_MAX_SESSIONS at most", count(func(c *Config) *int { return &c.WarmPool })},
 
-	{"SANDBOX_STATE_DIR", "/var/lib/loomcycle-builder", "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
+	{"SANDBOX_STATE_DIR", DefaultStateDir, "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
 	{"SANDBOX_INSTANCE", "", "this sidecar's id on its engine; empty makes one and keeps it in the state directory", str(func(c *Config) *string { return &c.Instance })},
 	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces, in one that is there; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
 	{"SANDBOX_WORKSPACE_HOST_ROOT", "", "the same directory as the engine's host sees it, where that differs", str(func(c *Config) *string { return &c.WorkspaceHost })},
 	{"SANDBOX_WORKSPACE_QUOTA_MB", "4096", "size of one workspace in MiB; 0 for no limit", integer(func(c *Config) *int64 { return &c.WorkspaceMB }, 0)},
+	{"SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL", "20", "workspaces of one principal, in use or not; 0 for no limit", count(func(c *Config) *int { return &c.Workspaces })},
 
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", address(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},

@@ -162,6 +162,7 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 		if ws, err = workspace.New(c.WorkspaceRoot, c.WorkspaceHost, engine.SessionUser, c.WorkspaceMB<<20); err != nil {
 			return err
 		}
+		ws.Most = c.Workspaces
 	}
 	opts := engine.Options{Instance: s.store.Instance, Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
 		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: s.log, Trace: s.traces.Engine()}
