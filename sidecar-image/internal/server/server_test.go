@@ -546,6 +546,9 @@ func metric(t *testing.T, srv *httptest.Server, series string) string {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	if resp.Uncompressed {
+		t.Error("the metrics came compressed")
+	}
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
