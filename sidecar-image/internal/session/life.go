@@ -209,8 +209,8 @@ func (m *Manager) adopt(ctx context.Context) error {
 			m.remove(Record{ID: id, Container: c.ID}, nil)
 		}
 	}
-	if len(m.sessions) > 0 || lost > 0 || len(containers) > 0 {
-		m.cfg.Log.Info("adopted the sessions of the last sidecar", "sessions", len(m.sessions), "lost", lost, "other_containers_removed", len(containers)-len(m.sessions))
+	if open, _ := m.Count(); open > 0 || lost > 0 || len(containers) > 0 {
+		m.cfg.Log.Info("adopted the sessions of the last sidecar", "sessions", open, "lost", lost, "other_containers_removed", len(containers)-open)
 	}
 	m.wg.Go(m.reach)
 	return nil
