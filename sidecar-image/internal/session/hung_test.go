@@ -261,3 +261,27 @@ func TestIdleIsDecidedOnce(t *testing.T) {
 		}
 	})
 }
+
+// halting is an engine that makes containers, and neither starts nor removes them.
+type halting struct{ hung }
+
+func (h *halting) Create(context.Context, engine.Spec) (string, error) {
+	h.creates.Add(1)
+	return "c", nil
+}
+func (h *halting) Start(context.Context, string) error { return errors.New("no space left on device") }
+
+// The pool is tried again, and fills no engine with what did not start.
+func TestPoolOfAHaltingEngine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		const pool = 3
+		e := &halting{}
+		manage(t, path, Config{Engine: e, Limits: Limits{Sessions: 200, WarmPool: pool},
+			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }})
+		time.Sleep(time.Hour)
+		if n := e.creates.Load(); n != pool+1 {
+			t.Errorf("%d containers were made in an hour", n)
+		}
+	})
+}

@@ -136,6 +136,9 @@ func (w warm) shutdown() {
 func (m *Manager) warmUp() (warm, error) {
 	ctx, cancel := context.WithTimeout(m.ctx, warmTimeout)
 	defer cancel()
+	if err := m.removing.wait(ctx, "", m.cfg.Limits); err != nil {
+		return warm{}, err
+	}
 	spec, err := m.cfg.Default(ctx)
 	if err != nil {
 		return warm{}, err
