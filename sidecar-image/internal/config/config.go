@@ -23,6 +23,9 @@ import (
 // DefaultListen is where the sidecar listens, and is asked for its health.
 const DefaultListen = "127.0.0.1:9000"
 
+// dockerHost is where docker is without DOCKER_HOST.
+const dockerHost = "unix:///var/run/docker.sock"
+
 // DefaultStateDir is where the session records are.
 const DefaultStateDir = "/var/lib/loomcycle-builder"
 
@@ -48,10 +51,11 @@ type Config struct {
 	Issuer    string
 	Audience  string
 	Leeway    time.Duration
+	Once      bool
 	InjectEnv bool
 
 	Engine        string
-	Host          string
+	Host          string // of a running engine; empty for a podman that the sidecar starts
 	Runtime       string
 	PodmanOptions []string
 	Agent         string
@@ -118,14 +122,15 @@ var Vars = []Var{
 	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
-	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the two below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
+	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the three below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
 	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
 	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway }, 0)},
+	{"SANDBOX_IDENTITY_REQUIRE_JTI", "0", "1 refuses an identity without an id of its own (jti): one that has it is accepted once, one without it until it expires", boolean(func(c *Config) *bool { return &c.Once })},
 	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
 
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
 	{"CONTAINER_HOST", "", "address of a running podman service (unix:///run/podman/podman.sock)", host},
-	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
+	{"DOCKER_HOST", "", "address of a running engine; empty for " + dockerHost + " with SANDBOX_ENGINE=docker", host},
 	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata (docker only); empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
 	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
 	{"SANDBOX_AGENT", "/usr/local/bin/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
@@ -182,7 +187,7 @@ var Vars = []Var{
 // needs are variables that protect, or keep, nothing where another is not set: who sets
 // one alone believes in what is not there.
 var needs = map[string]string{
-	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS",
+	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_REQUIRE_JTI": "SANDBOX_IDENTITY_JWKS",
 	"SANDBOX_MAX_SESSIONS_PER_TENANT": "SANDBOX_IDENTITY_JWKS", "SANDBOX_WORKSPACE_HOST_ROOT": "SANDBOX_WORKSPACE_ROOT",
 }
 
@@ -205,6 +210,9 @@ func Load(getenv func(string) string) (*Config, error) {
 		if err := v.set(c, value); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", v.Name, err))
 		}
+	}
+	if c.Host == "" && c.Engine == "docker" {
+		c.Host = dockerHost
 	}
 	if c.PerTenant < 0 {
 		c.PerTenant = max(c.Sessions-c.PerPrincipal, c.PerPrincipal)

@@ -124,12 +124,12 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		closed bool
 	}{
 		{"rm a; sleep 2.5", no, false},
-		{"echo result >result; sleep 2.5", yes, false},
+		{"echo result >result; sleep 30", yes, false},
 		{"head -c 3000000 /dev/zero >c; sleep 30", yes, true},
 		{"head -c 3000000 /dev/zero >d", either, true}, // before anybody looked
 		{"(sleep 0.1; head -c 3000000 /dev/zero >e) & sleep 0.2", either, true},
 		{"rm *", no, false},
-		{"head -c 3000000 /dev/zero >f; sleep 1.5; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
+		{"head -c 3000000 /dev/zero >f; sleep 30; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
 		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", yes, false},
 		{"sleep 2.5", no, false}, // it may be deleting
 		{"rm -r d; sleep 2.5", no, false},
@@ -148,7 +148,8 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		}
 		stop()
 		<-s.Measure()
-		for end := time.Now().Add(5 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+		for end := time.Now().Add(30 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+			<-s.Measure() // what is left of the command may have written since
 			time.Sleep(time.Millisecond)
 		}
 		if why := told(s); (why != "") != c.closed || c.closed && !strings.Contains(why, "went on to grow") {
@@ -175,7 +176,7 @@ func TestDeepWorkspace(t *testing.T) {
 	s.deep = s.deep.Add(-deepFor)
 	s.mu.Unlock()
 	<-s.Measure()
-	for end := time.Now().Add(5 * time.Second); told(s) == "" && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); told(s) == "" && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	if why := told(s); !strings.Contains(why, "closed: the workspace is nested") {
@@ -212,7 +213,7 @@ func TestQuietWorkspaces(t *testing.T) {
 	s := quotas(t)()
 	<-s.Measure()
 	idle := func() { // no walk is under way, and the next look is set
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			s.mu.Lock()
 			ok := s.walking == nil && s.patrol != nil
 			s.mu.Unlock()
@@ -274,10 +275,13 @@ func TestWalksAreShared(t *testing.T) {
 		}
 	}
 	s.held.Close()
-	s = open()
+	adopted := open()
+	s = &Session{Record: adopted.Record, m: adopted.m, held: adopted.held} // which nobody has measured
+	s.walking = make(chan struct{})                                        // a walk that takes long
 	if _, _, err := s.Guard(t.Context(), 0); !errors.Is(err, errUnmeasured) {
 		t.Errorf("a command with no time to wait: %v", err)
 	}
+	s.walking = nil
 	before := runtime.NumGoroutine()
 	walks := map[<-chan struct{}]bool{}
 	for range 1000 {
@@ -289,7 +293,7 @@ func TestWalksAreShared(t *testing.T) {
 		walks[s.Measure()] = true
 	}
 	// The guards' own end as they are scheduled.
-	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("there are %d goroutines, and were %d", runtime.NumGoroutine(), before)
 		}
