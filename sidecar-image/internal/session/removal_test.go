@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -320,5 +321,24 @@ func TestKilledUnderAWrite(t *testing.T) {
 	left, err := os.ReadDir(filepath.Join(r.dir, "alice", "ws"))
 	if b, _ := os.ReadFile(filepath.Join(r.dir, "alice", "ws", "f")); err != nil || len(left) != 1 || string(b) != "old\n" {
 		t.Errorf("there are %v with %q, %v", left, b, err)
+	}
+}
+
+// An engine that cannot mount a workspace names its path to the operator alone.
+func TestUnmountableWorkspaceTellsNoPath(t *testing.T) {
+	r := newRig(t, 5)
+	close(r.gate)
+	host := filepath.Join(t.TempDir(), "elsewhere") // podman makes what is not there
+	if err := os.WriteFile(host, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.ws, err = workspace.New(r.dir, host, engine.SessionUser, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.manager().Open(t.Context(), alice, session.Request{Spec: r.spec, Workspace: "ws", TTL: time.Hour})
+	var p interface{ Public() string }
+	if err == nil || !strings.Contains(err.Error(), host) || !errors.As(err, &p) || strings.Contains(p.Public(), host) || !strings.Contains(p.Public(), "the workspace's directory") {
+		t.Errorf("%v", err)
 	}
 }
