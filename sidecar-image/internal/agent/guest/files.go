@@ -94,16 +94,21 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	if m.Mode&^0o777 != 0 {
 		return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("mode %#o is not allowed, only the bits of 0777 are", m.Mode)}
 	}
-	root := c.a.work
 	name, err := c.a.follow(m.Path)
 	if err != nil {
 		return err
 	}
+	dir, err := c.a.parent(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	name = path.Base(name)
 	mode := os.FileMode(m.Mode)
 	if mode == 0 {
 		mode = 0o644
 	}
-	switch st, err := root.Lstat(name); {
+	switch st, err := dir.Lstat(name); {
 	case err == nil:
 		if err := regular(st, m.Path); err != nil {
 			return err
@@ -113,27 +118,18 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
-	default:
-		if dir := path.Dir(name); dir != "." {
-			if err := root.MkdirAll(dir, 0o755); err != nil {
-				return err
-			}
-		}
 	}
-	target := path.Join(path.Dir(name), ".write-"+rand.Text())
-	f, err := root.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
+	target := ".write-" + rand.Text()
+	f, err := dir.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		f.Close()
 		if err != nil {
-			_ = root.Remove(target)
+			_ = dir.Remove(target)
 		}
 	}()
-	if err := c.a.beneath(f); err != nil {
-		return err
-	}
 	if err := f.Chmod(mode); err != nil { // whatever the umask
 		return err
 	}
@@ -145,7 +141,7 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 				if got != m.Size {
 					return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("%d bytes came, %d were announced", got, m.Size)}
 				}
-				return root.Rename(target, name)
+				return dir.Rename(target, name)
 			}
 			if got += int64(len(b)); got > m.Size {
 				return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("more than the %d announced bytes came", m.Size)}
@@ -160,12 +156,53 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	}
 }
 
-// beneath refuses a regular file that os.Root has opened outside of the session's
+// parent opens the directory of a path that follow has returned, and makes what is missing
+// of it. Whatever changes places meanwhile, what is then made in it, by a name alone, is in
+// the session's directory.
+func (a *Agent) parent(name string) (*os.Root, error) {
+	at, err := a.work.OpenRoot(".")
+	if err != nil {
+		return nil, err
+	}
+	for _, step := range steps(path.Dir(name)) {
+		next, err := at.OpenRoot(step)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = a.within(at); err == nil {
+				err = at.Mkdir(step, 0o755)
+			}
+			if err == nil || errors.Is(err, fs.ErrExist) { // another write has made it
+				next, err = at.OpenRoot(step)
+			}
+		}
+		at.Close()
+		if err != nil {
+			return nil, err
+		}
+		at = next
+	}
+	if err := a.within(at); err != nil {
+		at.Close()
+		return nil, err
+	}
+	return at, nil
+}
+
+// within is beneath for a directory.
+func (a *Agent) within(dir *os.Root) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return a.beneath(f)
+}
+
+// beneath refuses a file or directory that os.Root has opened outside of the session's
 // directory: gVisor's kernel of 2022 follows a link in spite of O_NOFOLLOW when
 // O_DIRECTORY is asked for too, as for each directory on the way.
 func (a *Agent) beneath(f *os.File) error {
 	at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err == nil && !strings.HasPrefix(at, a.dir+"/") {
+	if err == nil && at != a.dir && !strings.HasPrefix(at, a.dir+"/") {
 		err = errOutside
 	}
 	return err
