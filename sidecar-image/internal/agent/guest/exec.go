@@ -16,7 +16,10 @@ import (
 )
 
 const (
+	// Together less than what the sidecar waits (host.grace), which then gives up all
+	// that the session has under way.
 	killLimit = 10 * time.Second
+	reapLimit = 2 * time.Second
 	// After the command itself has exited its output is complete when the pipes
 	// close. A background process may hold them open: then it is complete when
 	// they have been quiet this long.
@@ -134,7 +137,8 @@ func (c *conn) await(cmd *command, o *op, limit time.Duration) (exit wire.Exit) 
 		c.a.procs.kill(cmd.id, cmd.pid, killLimit)
 		select {
 		case w = <-cmd.done:
-		case <-time.After(killLimit): // stuck in the kernel; it is dead to us
+		case <-time.After(reapLimit): // stuck in the kernel; it is dead to us
+			w.status = syscall.WaitStatus(syscall.SIGKILL)
 		}
 	}
 	for open, limit := 2, time.After(quietMax); open > 0; {
