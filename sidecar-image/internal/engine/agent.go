@@ -94,14 +94,18 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if volumeName(agent) != e.mount.Source {
 		return fmt.Errorf("the session agent %s (SANDBOX_AGENT) is another than when the sidecar started: restart the sidecar", file)
 	}
-	made, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}})
+	_, err = e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}})
 	if err != nil {
 		return e.wrap("making the session agent's volume", err)
 	}
 	if err := e.fillVolume(ctx, imageID, agent); err != nil {
 		return err
 	}
-	e.placed.at.Store(made.Volume.CreatedAt)
+	// Asked last: docker tells the last change of the volume's directory.
+	if found, err = e.api.VolumeInspect(ctx, e.mount.Source, client.VolumeInspectOptions{}); err != nil {
+		return e.wrap("looking for the session agent's volume", err)
+	}
+	e.placed.at.Store(found.Volume.CreatedAt)
 	return nil
 }
 
