@@ -275,11 +275,12 @@ type source struct {
 	raw    syscall.RawConn
 	ch     wire.Channel
 	before *source
+	spare  []byte // what before is read into
 }
 
 func newSource(f *os.File, ch wire.Channel, before *source) *source {
 	raw, _ := f.SyscallConn() // fails only for a nil file
-	return &source{f, raw, ch, before}
+	return &source{f: f, raw: raw, ch: ch, before: before}
 }
 
 // take reads once from the non-blocking fd and passes it on; taken is false
@@ -296,10 +297,12 @@ func (s *source) take(fd int, buf []byte, out *collector) (taken, more, wanted b
 		return true, false, true
 	}
 	if s.before != nil {
-		spare := make([]byte, len(buf))
+		if s.spare == nil {
+			s.spare = make([]byte, len(buf))
+		}
 		_ = s.before.raw.Control(func(fd uintptr) {
 			for taken, more := true, true; taken && more; {
-				taken, more, _ = s.before.take(int(fd), spare, out)
+				taken, more, _ = s.before.take(int(fd), s.spare, out)
 			}
 		})
 	}
