@@ -15,7 +15,7 @@ import (
 // Bench holds the targets that measure, each writing its table into docs/PERFORMANCE.md.
 type Bench mg.Namespace
 
-// Build measures builds of the family against a Dockerfile under QEMU; twenty minutes.
+// Build measures builds of the family against a Dockerfile under QEMU; twenty-five minutes on two cores.
 func (Bench) Build(ctx context.Context) error {
 	table, err := bench.Build(ctx, ".", os.Getenv, os.Stderr)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/magefile/mage/mg"
@@ -74,7 +75,11 @@ func (Lock) Fetch(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Copy(ctx, dir); err != nil {
+	toolchains, err := upstream.Toolchains("go.mod", "tools/buildkitd/go.mod")
+	if err != nil {
+		return err
+	}
+	if err := c.Copy(ctx, dir, toolchains...); err != nil {
 		return err
 	}
 	if err := c.CopyModules(ctx, dir, ".", "tools/buildkitd"); err != nil {
@@ -82,7 +87,8 @@ func (Lock) Fetch(ctx context.Context, dir string) error {
 	}
 	variables, err := upstream.Variables(dir)
 	for _, v := range variables {
-		fmt.Printf("export %s\n", v)
+		name, value, _ := strings.Cut(v, "=")
+		fmt.Printf("export %s='%s'\n", name, value) // URLs, in which no quote is left
 	}
 	return err
 }

@@ -2,7 +2,9 @@ package build
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -21,6 +23,7 @@ const moduleMount = "/modules"
 // it names, by their local source.
 func modules(goproxy string) (inside string, folders map[string]fsutil.FS, err error) {
 	folders = map[string]fsutil.FS{}
+	var absent error // a folder that is not there; the go command passes over one, too
 	for goproxy != "" {
 		item, separator := goproxy, ""
 		if i := strings.IndexAny(goproxy, ",|"); i >= 0 {
@@ -33,6 +36,10 @@ func modules(goproxy string) (inside string, folders map[string]fsutil.FS, err e
 				return "", nil, fmt.Errorf("GOPROXY names %s: the go command wants the whole path, file:///DIR", item)
 			}
 			all, err := fsutil.NewFS(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				absent = fmt.Errorf("GOPROXY: %w", err)
+				continue
+			}
 			if err != nil {
 				return "", nil, fmt.Errorf("GOPROXY: %w", err)
 			}
@@ -44,6 +51,9 @@ func modules(goproxy string) (inside string, folders map[string]fsutil.FS, err e
 			item = "file://" + moduleMount + "/" + n
 		}
 		inside += item + separator
+	}
+	if inside == "" && absent != nil {
+		return "", nil, absent
 	}
 	return inside, folders, nil
 }

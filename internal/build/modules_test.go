@@ -1,12 +1,16 @@
 package build
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/lock"
+	"github.com/loomcycle/loomcycle-images/internal/mirror"
 )
 
 func TestModulesOfFileProxies(t *testing.T) {
@@ -26,6 +30,7 @@ func TestModulesOfFileProxies(t *testing.T) {
 		{"file://" + dir + "|file://" + filepath.Join(dir, "example.test"), "file:///modules/0|file:///modules/1", ""},
 		{"file:mirror/go", "", "GOPROXY names file:mirror/go: the go command wants the whole path"},
 		{"file:///no/such/folder", "", "no such file"},
+		{"file:///no/such/folder,file://" + dir + ",https://proxy.example", "file:///modules/0,https://proxy.example", ""},
 	} {
 		inside, folders, err := modules(c.proxy)
 		if c.err != "" {
@@ -42,6 +47,27 @@ func TestModulesOfFileProxies(t *testing.T) {
 				r.Close()
 				t.Errorf("%s: a toolchain is sent along", c.proxy)
 			}
+		}
+	}
+}
+
+// A file: mirror whose folder is absent hands over to the next, as one that
+// lacks the file does; alone it is named.
+func TestMirrorWithoutFolder(t *testing.T) {
+	dir := t.TempDir()
+	src := lock.Source{Kind: lock.KindDebian, Name: "a", Path: "pool/a.deb"}
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "pool"), 0o755), os.WriteFile(filepath.Join(dir, src.Path), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for list, want := range map[string]string{
+		"file:/no/such/folder http://mirror.example.test": "http://mirror.example.test/pool/a.deb",
+		"file:/no/such/folder file:" + dir:                "file://" + dir + "/pool/a.deb",
+		"file:/no/such/folder":                            "",
+	} {
+		s := newSources(mirror.FromMachine(t.Context(), getenv(map[string]string{"DEBIAN_MIRROR": list})))
+		at, err := s.place(t.Context(), src)
+		if at != want || (err == nil) != (want != "") || err != nil && !strings.Contains(err.Error(), "names /no/such/folder") {
+			t.Errorf("%s: at %q, %v, not at %q", list, at, err, want)
 		}
 	}
 }

@@ -2,9 +2,7 @@ package build
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -73,11 +71,8 @@ func (s *sources) place(ctx context.Context, src lock.Source) (string, error) {
 		if !local {
 			return at, nil
 		}
-		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(file); err == nil {
 			return at, nil
-		}
-		if _, err := os.Stat(strings.TrimSuffix(file, src.Path)); err != nil {
-			return "", fmt.Errorf("%s: %w", src.Kind.Variable(), err)
 		}
 	}
 	return s.mirrors.Locate(ctx, src) // which says it as every missing source is said

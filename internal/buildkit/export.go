@@ -23,8 +23,6 @@ type Export struct {
 	// "created by" of its history entry. An entry that is missing would be
 	// BuildKit's own, with the time of the build in it.
 	Layers []string
-	// Annotations go into the image manifest.
-	Annotations map[string]string
 }
 
 // To is the exporter entry that writes the variant's manifest, config and
@@ -55,9 +53,6 @@ func (e Export) To(store content.Store) (client.ExportEntry, error) {
 		"force-compression": "true",
 		"oci-mediatypes":    "true",
 	})
-	for k, v := range e.Annotations {
-		attrs[exptypes.AnnotationManifestKey(nil, k)] = v
-	}
 	return client.ExportEntry{Type: client.ExporterOCI, Attrs: attrs, OutputStore: store}, nil
 }
 

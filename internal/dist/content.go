@@ -1,6 +1,7 @@
 package dist
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -37,7 +38,8 @@ func Content(folder string, img *Image, v *Variant) (v1.Image, error) {
 	return content, nil
 }
 
-// Check reads the whole layout and compares every blob with its digest.
+// Check reads the whole layout and compares every blob with its digest, and
+// every layer's tar with its diff id.
 func Check(folder string) error {
 	path, err := layout.FromPath(filepath.Join(folder, "oci"))
 	if err != nil {
@@ -47,5 +49,85 @@ func Check(folder string) error {
 	if err != nil {
 		return err
 	}
-	return validate.Index(index)
+	// Not its check of layers, which takes each for gzip.
+	if err := validate.Index(index, validate.Fast); err != nil {
+		return err
+	}
+	return checkLayers(index, map[v1.Hash]bool{})
+}
+
+// checkLayers checks the layers of all images of an index that are not done yet.
+func checkLayers(index v1.ImageIndex, done map[v1.Hash]bool) error {
+	m, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	for _, desc := range m.Manifests {
+		if desc.MediaType.IsIndex() {
+			below, err := index.ImageIndex(desc.Digest)
+			if err != nil {
+				return err
+			}
+			if err := checkLayers(below, done); err != nil {
+				return err
+			}
+			continue
+		}
+		img, err := index.Image(desc.Digest)
+		if err != nil {
+			return err
+		}
+		layers, err := img.Layers()
+		if err != nil {
+			return err
+		}
+		for _, l := range layers {
+			digest, err := l.Digest()
+			if err != nil {
+				return err
+			}
+			if done[digest] {
+				continue
+			}
+			done[digest] = true
+			if err := checkLayer(l, digest); err != nil {
+				return fmt.Errorf("layer %s of the manifest %s: %w", digest, desc.Digest, err)
+			}
+		}
+	}
+	return nil
+}
+
+func checkLayer(l v1.Layer, digest v1.Hash) error {
+	size, err := l.Size()
+	if err != nil {
+		return err
+	}
+	diffID, err := l.DiffID()
+	if err != nil {
+		return err
+	}
+	blob, err := l.Compressed()
+	if err != nil {
+		return err
+	}
+	found, n, err := v1.SHA256(blob)
+	if err := errors.Join(err, blob.Close()); err != nil {
+		return err
+	}
+	if found != digest || n != size {
+		return fmt.Errorf("the blob has %d bytes and the digest %s, not %d bytes", n, found, size)
+	}
+	tar, err := l.Uncompressed()
+	if err != nil {
+		return err
+	}
+	found, _, err = v1.SHA256(tar)
+	if err := errors.Join(err, tar.Close()); err != nil {
+		return err
+	}
+	if found != diffID {
+		return fmt.Errorf("its tar has the digest %s, not the diff id %s", found, diffID)
+	}
+	return nil
 }

@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // Load puts the variant for this machine into the first engine that answers, and
@@ -38,6 +44,11 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
+	if engine == "docker" && r.Compression == "zstd" {
+		if content, err = plain(content); err != nil {
+			return "", "", err
+		}
+	}
 	tag, err := name.NewTag("localhost/" + image + ":" + tagOf(r.Version))
 	if err != nil {
 		return "", "", err
@@ -58,6 +69,49 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	}
 	return tag.String(), engine, nil
 }
+
+// plain is the image with layers that are not compressed: docker before version
+// 23 can't load zstd, whatever it pulls.
+func plain(img v1.Image) (v1.Image, error) {
+	layers, err := img.Layers()
+	if err != nil {
+		return nil, err
+	}
+	out := empty.Image
+	for _, l := range layers {
+		size := sync.OnceValues(func() (int64, error) {
+			tar, err := l.Uncompressed()
+			if err != nil {
+				return 0, err
+			}
+			defer tar.Close()
+			return io.Copy(io.Discard, tar)
+		})
+		if out, err = mutate.AppendLayers(out, plainLayer{l, size}); err != nil {
+			return nil, err
+		}
+	}
+	return sameConfig{out, img}, nil
+}
+
+type plainLayer struct {
+	v1.Layer
+	size func() (int64, error)
+}
+
+func (l plainLayer) Digest() (v1.Hash, error)            { return l.DiffID() }
+func (l plainLayer) Compressed() (io.ReadCloser, error)  { return l.Uncompressed() }
+func (l plainLayer) Size() (int64, error)                { return l.size() }
+func (l plainLayer) MediaType() (types.MediaType, error) { return types.OCIUncompressedLayer, nil }
+
+// sameConfig is an image with the configuration of another, to the byte.
+type sameConfig struct {
+	v1.Image
+	of v1.Image
+}
+
+func (i sameConfig) ConfigName() (v1.Hash, error)   { return i.of.ConfigName() }
+func (i sameConfig) RawConfigFile() ([]byte, error) { return i.of.RawConfigFile() }
 
 // tagOf makes a tag of a version: build metadata's + is not allowed in one.
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -16,15 +17,55 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/dockertest"
 )
 
-// Podman knows a loaded image by its name and version, with the configuration
-// that release.json names.
-func TestLoad(t *testing.T) {
-	podman := citest.Program(t, "podman", "apt-get install podman")
-	folder, own := t.TempDir(), t.TempDir()
-	release, err := disttest.Small("1.2.3+build.7").Write(folder)
-	if err != nil {
-		t.Fatal(err)
+// compressions runs a test with a dist of each compression of layers.
+func compressions(t *testing.T, version string, test func(t *testing.T, folder string, r *dist.Release)) {
+	for _, compression := range []string{"gzip", "zstd"} {
+		t.Run(compression, func(t *testing.T) {
+			family := disttest.Small(version)
+			family.Compression = compression
+			folder, err := os.MkdirTemp("", "dist-") // podman takes no capital letter in a layout's path
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(folder) })
+			r, err := family.Write(folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, folder, r)
+		})
 	}
+}
+
+func TestCheck(t *testing.T) {
+	compressions(t, "1.2.3", func(t *testing.T, folder string, r *dist.Release) {
+		if err := dist.Check(folder); err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Join(folder, "oci/blobs/sha256", r.Images[0].Platforms[0].Layers[0].Digest.Encoded())
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text[len(text)/2] ^= 1
+		if err := os.WriteFile(name, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if dist.Check(folder) == nil {
+			t.Error("a layer with a wrong byte goes through")
+		}
+	})
+}
+
+// Podman knows a loaded image by its name and version, with the configuration
+// that release.json names; it pulls the same from the folder.
+func TestLoad(t *testing.T) {
+	compressions(t, "1.2.3+build.7", testLoad)
+}
+
+func testLoad(t *testing.T, folder string, release *dist.Release) {
+	podman := citest.Program(t, "podman", "apt-get install podman")
+	own := t.TempDir()
 	// A storage of its own, and no docker before it.
 	storage := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = %q\nrunroot = %q\n", filepath.Join(own, "graph"), filepath.Join(own, "run"))
 	for name, text := range map[string]string{"storage.conf": storage, "docker": "#!/bin/sh\nexit 1\n"} {
@@ -53,6 +94,10 @@ func TestLoad(t *testing.T) {
 	if want := fmt.Sprintf("%s %s 2", v.Config.Encoded(), runtime.GOARCH); err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("podman has %s, %v, want %s", out, err, want)
 	}
+	out, err = exec.Command(podman, "pull", "-q", "oci:"+filepath.Join(folder, "oci")+":toolbox").CombinedOutput()
+	if err != nil || strings.TrimSpace(string(out)) != v.Config.Encoded() {
+		t.Errorf("podman pulled %s, %v, not %s", out, err, v.Config.Encoded())
+	}
 	if _, _, err := dist.Load(t.Context(), folder, "other"); err == nil || !strings.Contains(err.Error(), "other") {
 		t.Errorf("an image that is not there: %v", err)
 	}
@@ -61,16 +106,16 @@ func TestLoad(t *testing.T) {
 // Docker, which DOCKER_HOST puts before podman, has the same image by the same name.
 func TestLoadDocker(t *testing.T) {
 	t.Setenv("DOCKER_HOST", dockertest.Start(t))
-	folder := t.TempDir()
-	release, err := disttest.Small("1.2.3+build.7").Write(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	// On the machine's engine other checkouts' tests load theirs.
+	compressions(t, fmt.Sprintf("1.2.3+build.%d", time.Now().UnixNano()), testLoadDocker)
+}
+
+func testLoadDocker(t *testing.T, folder string, release *dist.Release) {
 	ref, engine, err := dist.Load(t.Context(), folder, "toolbox")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "docker" {
+	if want := "localhost/toolbox:" + strings.ReplaceAll(release.Version, "+", "_"); ref != want || engine != "docker" {
 		t.Errorf("loaded as %s into %s", ref, engine)
 	}
 	defer exec.Command("docker", "rmi", ref).Run() // of the machine's engine, perhaps
@@ -95,11 +140,10 @@ func TestLoadDocker(t *testing.T) {
 
 // What people ask of a dist folder, our way and with skopeo.
 func TestInspect(t *testing.T) {
-	folder := t.TempDir()
-	release, err := disttest.Small("1.2.3").Write(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	compressions(t, "1.2.3", testInspect)
+}
+
+func testInspect(t *testing.T, folder string, release *dist.Release) {
 	img, err := release.Image("toolbox")
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,8 @@ package dist
 
 import (
 	"encoding/json"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -105,5 +107,57 @@ func TestValidate(t *testing.T) {
 		if Validate([]byte(text)) == nil {
 			t.Errorf("%q is valid", text)
 		}
+	}
+}
+
+// The schema is the documentation: each property says what it is, and there is
+// none that Go does not have, nor the other way round.
+func TestSchemaDescribesEveryField(t *testing.T) {
+	var s any
+	if err := json.Unmarshal(schema, &s); err != nil {
+		t.Fatal(err)
+	}
+	check := func(at string, node map[string]any) {
+		if text, _ := node["description"].(string); len(text) < 10 || !strings.HasSuffix(text, ".") {
+			t.Errorf("%s is described as %q", at, text)
+		}
+	}
+	var fields func(at string, node map[string]any) []string
+	fields = func(at string, node map[string]any) []string {
+		if items, ok := node["items"].(map[string]any); ok {
+			node = items
+		}
+		properties, _ := node["properties"].(map[string]any)
+		var all []string
+		for name, p := range properties {
+			below := at + "/" + name
+			check(below, p.(map[string]any))
+			all = append(append(all, below), fields(below, p.(map[string]any))...)
+		}
+		return all
+	}
+	root := s.(map[string]any)
+	check("the whole", root)
+	got := fields("", root)
+	var want []string
+	var walk func(at string, of reflect.Type)
+	walk = func(at string, of reflect.Type) {
+		if of.Kind() == reflect.Slice {
+			of = of.Elem()
+		}
+		if of.Kind() != reflect.Struct {
+			return
+		}
+		for i := range of.NumField() {
+			name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+			want = append(want, at+"/"+name)
+			walk(at+"/"+name, of.Field(i).Type)
+		}
+	}
+	walk("", reflect.TypeFor[Release]())
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the schema has\n%s\nand Go\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

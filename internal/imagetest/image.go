@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -40,6 +41,17 @@ func Program(name, content string) Entry {
 // a real build.
 func Image(t testing.TB, config v1.Config, arch string, layers ...[]Entry) v1.Image {
 	t.Helper()
+	return image(t, config, arch, layers, tarball.WithMediaType(types.OCILayer))
+}
+
+// ZstdImage is Image with layers as COMPRESSION=zstd makes them.
+func ZstdImage(t testing.TB, config v1.Config, arch string, layers ...[]Entry) v1.Image {
+	t.Helper()
+	return image(t, config, arch, layers, tarball.WithMediaType(types.OCILayerZStd), tarball.WithCompression(compression.ZStd))
+}
+
+func image(t testing.TB, config v1.Config, arch string, layers [][]Entry, options ...tarball.LayerOption) v1.Image {
+	t.Helper()
 	img := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
 	for _, entries := range layers {
 		var buf bytes.Buffer
@@ -63,7 +75,7 @@ func Image(t testing.TB, config v1.Config, arch string, layers ...[]Entry) v1.Im
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil }, options...)
 		if err != nil {
 			t.Fatal(err)
 		}

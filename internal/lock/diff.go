@@ -63,7 +63,9 @@ func Diff(a, b *Lock) []Change {
 
 type content struct{ version, digest string }
 
-// versions maps group and name to what the lock holds for an architecture.
+// versions maps group and name to what the lock holds for an architecture. Go
+// and what comes from npm is locked without its group; these are the names that
+// images/groups.yaml gives to the groups.
 func (l *Lock) versions(arch string) map[[2]string]content {
 	out := map[[2]string]content{}
 	if l == nil {
@@ -80,7 +82,7 @@ func (l *Lock) versions(arch string) map[[2]string]content {
 		if name != NPM {
 			name = Node
 		}
-		out[[2]string{"npm", name}] = content{p.Version, p.SHA256.String()}
+		out[[2]string{"node", name}] = content{p.Version, p.SHA256.String()}
 	}
 	return out
 }

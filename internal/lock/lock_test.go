@@ -340,3 +340,20 @@ func TestCommitted(t *testing.T) {
 		}
 	}
 }
+
+// Diff says go and node for what is locked without a group: as the groups are called.
+func TestNamesOfGroups(t *testing.T) {
+	gs, err := lock.LoadGroups("../../images/groups.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range lock.Diff(nil, sample()) {
+		i := slices.IndexFunc(gs, func(g lock.Group) bool { return g.Name == c.Group })
+		if c.Name != "go" && c.Name != lock.Node && c.Name != lock.NPM {
+			continue
+		}
+		if i < 0 || gs[i].Go != (c.Name == "go") || !gs[i].Go && !slices.Contains(gs[i].NPM, c.Name) {
+			t.Errorf("%s is said to be in the group %s", c.Name, c.Group)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -20,6 +21,10 @@ import (
 
 // ErrNotFound says that no mirror in the list has a source.
 var ErrNotFound = errors.New("it is on no mirror")
+
+// ErrRefused says that a server answers another 4xx than 404: a bucket, say,
+// has 403 for what it does not hold.
+var ErrRefused = errors.New("the server refuses it")
 
 // tries is how often one mirror is asked before it counts as failed.
 const tries = 4
@@ -101,13 +106,14 @@ func (m *Mirrors) Diagnose(ctx context.Context, s lock.Source) (workingURL strin
 // Read returns the content of a small file that is not pinned: an InRelease
 // file, a registry's metadata, an answer of the checksum database. It reads
 // at most limit bytes. accept, when not empty, is sent as the Accept header.
-func (m *Mirrors) Read(ctx context.Context, s lock.Source, accept string, limit int64) ([]byte, error) {
-	var content []byte
-	err := m.try(ctx, s, func(u *url.URL) (err error) {
+// from is the URL that it came from, redacted, for a message.
+func (m *Mirrors) Read(ctx context.Context, s lock.Source, accept string, limit int64) (content []byte, from string, err error) {
+	err = m.try(ctx, s, func(u *url.URL) (err error) {
+		from = Redact(u.String())
 		content, err = m.readAll(ctx, u, accept, limit)
 		return err
 	})
-	return content, err
+	return content, from, err
 }
 
 // ReadURL is Read for a URL outside the lists.
@@ -134,7 +140,7 @@ func (m *Mirrors) readAll(ctx context.Context, u *url.URL, accept string, limit 
 	defer body.Close()
 	content, err := io.ReadAll(io.LimitReader(body, limit+1))
 	if err != nil {
-		return nil, &transientError{err: err}
+		return nil, &mirrorError{err: err}
 	}
 	if int64(len(content)) > limit {
 		return nil, fmt.Errorf("%s is longer than %d bytes", Redact(u.String()), limit)
@@ -143,9 +149,11 @@ func (m *Mirrors) readAll(ctx context.Context, u *url.URL, accept string, limit 
 }
 
 // Download stores a source that is not pinned yet at file and returns its
-// size in bytes and its sha256. The caller must check it by other means.
-func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (size int64, sum digest.Digest, err error) {
+// size in bytes, its sha256 and the URL that it came from, redacted. The caller
+// must check it by other means.
+func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (size int64, sum digest.Digest, from string, err error) {
 	err = m.try(ctx, s, func(u *url.URL) error {
+		from = Redact(u.String())
 		body, err := m.open(ctx, u, "")
 		if err != nil {
 			return err
@@ -163,7 +171,7 @@ func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (siz
 		sum = hexDigest(h)
 		return f.Close()
 	})
-	return size, sum, err
+	return size, sum, from, err
 }
 
 // present reports whether the file is already the source.
@@ -181,56 +189,79 @@ func present(s lock.Source, file string) bool {
 	return err == nil && found == s.Digest
 }
 
-// transientError is a failure that may go away: a 5xx, a broken connection.
-type transientError struct {
+// mirrorError is a failure of one mirror, which the next need not have: a
+// broken connection, a 5xx, a refusal.
+type mirrorError struct {
 	err   error
-	final bool // enough tries were made
+	final bool // asking again is no use
 }
 
-func (e *transientError) Error() string { return e.err.Error() }
-func (e *transientError) Unwrap() error { return e.err }
+func (e *mirrorError) Error() string { return e.err.Error() }
+func (e *mirrorError) Unwrap() error { return e.err }
 
-// try calls get with each candidate in turn, again after a transient
-// failure. It goes on to the next mirror when one does not have the file or
-// cannot be reached, never after wrong content: that someone must see.
+// try calls get with each candidate in turn, again after a failure that may
+// go away. It goes on to the next mirror when one does not have the file or
+// does not serve it, never after wrong content: that someone must see.
 func (m *Mirrors) try(ctx context.Context, s lock.Source, get func(*url.URL) error) error {
 	bases, err := m.bases(s.Kind)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Name, err)
 	}
-	var failed error // of a mirror that could not be reached
+	var failed error    // what mirrors said that did not serve it
+	var absent []string // folders that are not there
+	lacked := false
 	for _, b := range bases {
 		u := at(b.url, s)
 		err := m.retry(ctx, func() error { return get(u) })
 		var wrong *WrongContentError
-		var transient *transientError
+		var fault *mirrorError
 		switch {
 		case err == nil:
 			return nil
 		case errors.Is(err, ErrNotFound):
+			lacked = true
+			if dir, ok := LocalPath(b.url.String()); ok {
+				if _, err := os.Stat(dir); err != nil {
+					absent = append(absent, dir)
+				}
+			}
 			continue
 		case errors.As(err, &wrong):
 			return err
-		case !errors.As(err, &transient) || ctx.Err() != nil:
+		case !errors.As(err, &fault) || ctx.Err() != nil:
 			return fmt.Errorf("%s from %s: %w", s.Name, Redact(u.String()), err)
+		case failed == nil:
+			failed = fmt.Errorf("from %s: %w", Redact(u.String()), err)
+		default:
+			failed = fmt.Errorf("%w; from %s: %w", failed, Redact(u.String()), err)
 		}
-		failed = fmt.Errorf("%s from %s: %w: if the mirror stays away, set %s to another one", s.Name, Redact(u.String()), err, s.Kind.Variable())
 		if b.last {
-			return failed
+			break
 		}
 	}
-	if failed != nil {
-		return failed
+	where := s.Kind.Variable()
+	if len(absent) > 0 {
+		where += fmt.Sprintf(" (which names %s, where no folder is)", strings.Join(absent, ", "))
 	}
-	return fmt.Errorf("%s (%s): %w in %s: it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files", s.Name, s.Path, ErrNotFound, s.Kind.Variable())
+	switch {
+	case failed != nil && lacked:
+		return fmt.Errorf("%s %w; none of the others asked of %s has it: if that stays so, add a mirror that does", s.Name, failed, where)
+	case failed != nil:
+		return fmt.Errorf("%s %w: if that stays so, set %s to another mirror", s.Name, failed, where)
+	}
+	if s.Digest == "" { // nothing is locked yet
+		return fmt.Errorf("%s (%s): %w in %s: set it to a complete one", s.Name, s.Path, ErrNotFound, where)
+	}
+	return fmt.Errorf("%s (%s, %d bytes, %s): %w in %s: it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files",
+		s.Name, s.Path, s.Size, s.Digest, ErrNotFound, where)
 }
 
 func (m *Mirrors) retry(ctx context.Context, get func() error) error {
 	for i := 0; ; i++ {
 		err := get()
-		var transient *transientError
+		var fault *mirrorError
 		var wrong *WrongContentError
-		again := errors.As(err, &transient) && !transient.final || errors.As(err, &wrong) && wrong.Incomplete
+		again := errors.As(err, &fault) && !fault.final || errors.As(err, &wrong) && wrong.Incomplete
 		if !again || i == tries-1 {
 			return err
 		}
@@ -253,9 +284,9 @@ func (m *Mirrors) copyTo(ctx context.Context, s lock.Source, u *url.URL, w io.Wr
 	// One byte past the end is enough to know that there is too much.
 	n, err := io.Copy(io.MultiWriter(w, sum), &io.LimitedReader{R: networkReader{body}, N: s.Size + 1})
 	wrong := &WrongContentError{Source: s, URL: Redact(u.String()), FoundSize: n, Found: hexDigest(sum)}
-	var transient *transientError
+	var fault *mirrorError
 	switch {
-	case errors.As(err, &transient) && errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.As(err, &fault) && errors.Is(err, io.ErrUnexpectedEOF):
 		wrong.Incomplete = true
 		return wrong
 	case err != nil:
@@ -273,7 +304,7 @@ type networkReader struct{ r io.Reader }
 func (r networkReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = &transientError{err: err}
+		err = &mirrorError{err: err}
 	}
 	return n, err
 }
@@ -287,7 +318,10 @@ func (m *Mirrors) open(ctx context.Context, u *url.URL, accept string) (io.ReadC
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, ErrNotFound
 		}
-		return f, err
+		if err != nil {
+			return nil, &mirrorError{err: err, final: true}
+		}
+		return f, nil
 	}
 	return m.request(ctx, http.MethodGet, u, accept)
 }
@@ -314,7 +348,7 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 			return nil, ctx.Err()
 		}
 		if inner.Err() != nil {
-			return nil, &transientError{err: context.Cause(inner)}
+			return nil, &mirrorError{err: context.Cause(inner)}
 		}
 		// The outer error repeats the URL, of a redirect's target even, with
 		// what it may hold of credentials.
@@ -322,7 +356,7 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 		if errors.As(err, &outer) {
 			err = outer.Err
 		}
-		return nil, &transientError{err: err}
+		return nil, &mirrorError{err: err}
 	}
 	if resp.StatusCode == http.StatusOK {
 		return &body{resp.Body, func() { timer.Reset(m.stall) }, stop, inner}, nil
@@ -332,10 +366,12 @@ func (m *Mirrors) request(ctx context.Context, method string, u *url.URL, accept
 	switch {
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone:
 		return nil, ErrNotFound
-	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:
-		return nil, &transientError{err: fmt.Errorf("the server answers %s", resp.Status)}
+	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusRequestTimeout:
+		return nil, &mirrorError{err: fmt.Errorf("the server answers %s", resp.Status)}
+	case resp.StatusCode >= 400:
+		return nil, &mirrorError{err: fmt.Errorf("%w: it answers %s", ErrRefused, resp.Status), final: true}
 	}
-	return nil, fmt.Errorf("the server answers %s", resp.Status)
+	return nil, &mirrorError{err: fmt.Errorf("the server answers %s", resp.Status), final: true}
 }
 
 // body is a response whose read fails when the server falls silent.

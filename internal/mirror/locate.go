@@ -24,9 +24,9 @@ func (m *Mirrors) Locate(ctx context.Context, s lock.Source) (string, error) {
 			return err.(error)
 		}
 		err := m.head(ctx, u)
-		var transient *transientError
-		if asked[base]++; errors.As(err, &transient) && asked[base] == tries {
-			err = &transientError{err: transient.err, final: true}
+		var fault *mirrorError
+		if asked[base]++; errors.As(err, &fault) && asked[base] == tries {
+			err = &mirrorError{err: fault.err, final: true}
 			m.away.Store(base, err)
 		}
 		return err
@@ -42,16 +42,13 @@ func (m *Mirrors) head(ctx context.Context, u *url.URL) error {
 		if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
 			return ErrNotFound
 		} else if err != nil {
-			return err
+			return &mirrorError{err: err, final: true}
 		}
 		return nil
 	}
 	answer, err := m.request(ctx, http.MethodHead, u, "")
-	if err == nil {
-		return answer.Close()
-	}
-	if errors.Is(err, ErrNotFound) {
+	if err != nil {
 		return err
 	}
-	return &transientError{err: err} // also of a server that does not know HEAD
+	return answer.Close()
 }

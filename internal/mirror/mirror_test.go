@@ -94,7 +94,12 @@ func TestFetch(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	forbidden := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	unauthorized := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
 	gone := "http://" + unusedAddress(t)
+	folder := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(folder, filepath.FromSlash(bash().Path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
 
 	for _, c := range []struct {
 		name, mirrors string
@@ -108,7 +113,7 @@ func TestFetch(t *testing.T) {
 		{name: "heals from 503 and a broken connection", mirrors: flaky},
 		{name: "unreachable, then the second mirror", mirrors: gone + " " + good},
 		{name: "nowhere", mirrors: empty + " file:" + t.TempDir(), notFound: true,
-			want: []string{"bash 5.2.37-2+b5 amd64", bash().Path, "run lock:update", "DEBIAN_MIRROR"}},
+			want: []string{"bash 5.2.37-2+b5 amd64", bash().Path, bash().Digest.String(), "22 bytes", "run lock:update", "DEBIAN_MIRROR"}},
 		{name: "wrong byte stops, whatever the second mirror has", mirrors: wrongByte + " " + good,
 			want: []string{"bash 5.2.37-2+b5 amd64", "another content", bash().Digest.String(), digest.FromString("the bites of a package").String(), "set DEBIAN_MIRROR"}},
 		{name: "truncated stops", mirrors: truncated + " " + good,
@@ -118,7 +123,14 @@ func TestFetch(t *testing.T) {
 		{name: "wrong file mirror", mirrors: "file:" + tree(t, "x"), want: []string{"is truncated", "file:///", "set DEBIAN_MIRROR"}},
 		{name: "down", mirrors: down, want: []string{"502 Bad Gateway", "set DEBIAN_MIRROR"}},
 		{name: "silent", mirrors: silent, want: []string{"sent nothing for 200ms", "set DEBIAN_MIRROR"}},
-		{name: "forbidden", mirrors: forbidden, want: []string{"403 Forbidden", "bash 5.2.37-2+b5 amd64"}},
+		{name: "forbidden", mirrors: forbidden, want: []string{"403 Forbidden", "bash 5.2.37-2+b5 amd64", "set DEBIAN_MIRROR"}},
+		{name: "a bucket answers 403 for what it lacks, then the second mirror", mirrors: forbidden + " " + good},
+		{name: "wants a password, then the second mirror", mirrors: unauthorized + " " + good},
+		{name: "forbidden here, down there", mirrors: forbidden + " " + gone, want: []string{forbidden, "403 Forbidden", gone, "connection refused", "set DEBIAN_MIRROR"}},
+		{name: "forbidden here, absent there", mirrors: forbidden + " " + empty, want: []string{forbidden, "403 Forbidden", "none of the others asked of DEBIAN_MIRROR has it"}},
+		{name: "no such folder, then the second mirror", mirrors: "file:/no/such/folder " + good},
+		{name: "no such folder", mirrors: "file:/no/such/folder " + empty, notFound: true, want: []string{"DEBIAN_MIRROR (which names /no/such/folder, where no folder is)"}},
+		{name: "a folder where the file should be, then the second mirror", mirrors: "file:" + folder + " " + good},
 		{name: "unset", mirrors: "", want: []string{"set DEBIAN_MIRROR to its URL", "bash 5.2.37-2+b5 amd64"}},
 		{name: "no scheme", mirrors: "mirror.example.test/debian", want: []string{"DEBIAN_MIRROR", "scheme must be http, https or file"}},
 		{name: "file with a host", mirrors: "file://mirror/debian", want: []string{"file:///DIR"}},
@@ -175,9 +187,12 @@ func TestLocate(t *testing.T) {
 	answers := func(h http.HandlerFunc) string { return serve(t, h) }
 	swallows := answers(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	refuses := answers(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) })
+	forbids := answers(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
 	for _, c := range []struct{ name, mirrors, at, err string }{
 		{"right", good + " " + swallows, good, ""},
 		{"lacks it", "file:" + t.TempDir() + " " + serve(t, http.NotFoundHandler()) + " " + good, good, ""},
+		{"forbids it", forbids + " " + good, good, ""},
+		{"forbids it, and no other", forbids, "", "set DEBIAN_MIRROR"},
 		{"does not know HEAD", refuses + " " + good, good, ""},
 		{"says nothing", swallows + " " + good, good, ""},
 		{"says nothing, and no other", swallows, "", "sent nothing for 500ms"},
@@ -196,6 +211,27 @@ func TestLocate(t *testing.T) {
 		case err != nil || !strings.HasPrefix(at, c.at+"/pool/main/b/bash/"):
 			t.Errorf("%s: at %s, %v", c.name, at, err)
 		}
+	}
+}
+
+// A bucket that answers 403 for one file is asked for the next nevertheless.
+func TestLocateAsksABucketAgain(t *testing.T) {
+	held := http.FileServer(http.Dir(tree(t, content)))
+	bucket := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, bash().Path) {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		held.ServeHTTP(w, r)
+	}))
+	m := machine(t, map[string]string{"DEBIAN_MIRROR": bucket + " " + serve(t, http.NotFoundHandler())})
+	lacking := bash()
+	lacking.Path = "pool/none.deb"
+	if at, err := m.Locate(t.Context(), lacking); err == nil {
+		t.Errorf("what the bucket forbids is at %s", at)
+	}
+	if at, err := m.Locate(t.Context(), bash()); err != nil || !strings.HasPrefix(at, bucket) {
+		t.Errorf("what it has is at %q, %v", at, err)
 	}
 }
 
@@ -324,8 +360,9 @@ func TestGoProxyList(t *testing.T) {
 	src := bash()
 	src.Kind = lock.KindGo
 	down := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+	forbids := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }))
 	empty, good := serve(t, http.NotFoundHandler()), files(t, content)
-	for list, works := range map[string]bool{empty + "," + good: true, down + "|" + good: true, down + "," + good: false} {
+	for list, works := range map[string]bool{empty + "," + good: true, "file:///no/such/folder," + good: true, forbids + "," + good: false, forbids + "|" + good: true, down + "|" + good: true, down + "," + good: false} {
 		_, err := machine(t, map[string]string{"GOPROXY": list}).Diagnose(t.Context(), src)
 		if (err == nil) != works {
 			t.Errorf("%s: %v", list, err)

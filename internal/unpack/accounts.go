@@ -33,7 +33,7 @@ func (f *finish) accounts() error {
 	for _, u := range f.plan.Users {
 		passwd = append(passwd, []string{u.Name, "x", strconv.Itoa(u.UID), strconv.Itoa(u.GID), "", u.Home, u.Shell})
 	}
-	days := strconv.FormatInt(f.plan.Epoch/86400, 10)
+	days := strconv.FormatInt(max(f.plan.Epoch/86400, 1), 10) // 0 asks for a new password at once: shadow(5)
 	var shadow, gshadow [][]string
 	for i, u := range passwd {
 		locked := "*"

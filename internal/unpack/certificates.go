@@ -103,7 +103,11 @@ type rawAttribute struct {
 // the outer header, strings as UTF-8, in lower case, with single blanks.
 func canonicalName(der []byte) ([]byte, error) {
 	var rdns []asn1.RawValue
-	if rest, err := asn1.Unmarshal(der, &rdns); err != nil || len(rest) > 0 {
+	rest, err := asn1.Unmarshal(der, &rdns)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes follow it", len(rest))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the subject is not a name: %w", err)
 	}
 	var out []byte

@@ -152,7 +152,7 @@ func (f *finish) write(p string, m meta, content []byte) error {
 	}
 	if before, ok := f.prepend[p]; ok {
 		delete(f.prepend, p)
-		_, pm, err := place(before.Path, cmp.Or(before.Mode, "0644"), before.UID, before.GID)
+		_, pm, err := place(before.Path, cmp.Or(before.Mode, "0644"), 0, 0)
 		if err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ func (f *finish) planned() error {
 		}
 	}
 	for _, file := range f.plan.Files {
-		p, m, err := place(file.Path, cmp.Or(file.Mode, "0644"), file.UID, file.GID)
+		p, m, err := place(file.Path, cmp.Or(file.Mode, "0644"), 0, 0)
 		if err != nil {
 			return err
 		}

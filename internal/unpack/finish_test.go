@@ -28,6 +28,7 @@ type image struct {
 	records []record
 	table   map[string]script
 	plan    plan.Finish
+	at1970  bool // with the epoch 0
 }
 
 const absent = "absent"
@@ -72,7 +73,10 @@ func (im image) finish(t *testing.T) ([]string, error) {
 	if err := os.WriteFile(filepath.Join(meta, recordsFile), b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	im.plan.Epoch, im.plan.Arch = epoch, "amd64"
+	im.plan.Arch = "amd64"
+	if im.plan.Epoch = epoch; im.at1970 {
+		im.plan.Epoch = 0
+	}
 	if im.plan.Database == "" {
 		im.plan.Database = plan.Dpkg
 	}
@@ -139,6 +143,12 @@ func TestAccounts(t *testing.T) {
 		`/etc/shadow 100640 0:42 1700000000 n1 "root:*:19675:0:99999:7:::\nnonroot:!:19675:0:99999:7:::\n"`,
 		`/etc/gshadow 100640 0:42 1700000000 n1 "root:*::\nshadow:*::\n_ssh:!::\nnonroot:!::\n"`,
 		`/etc/subuid 100644 0:0 1700000000 n1 "nonroot:100000:65536\n"`)
+	im.at1970 = true // SOURCE_DATE_EPOCH=0; 0 days would mean that the password is to be changed
+	if l, err = im.finish(t); err != nil {
+		t.Fatal(err)
+	}
+	want(t, l, `/etc/shadow 100640 0:42 0 n1 "root:*:1:0:99999:7:::\nnonroot:!:1:0:99999:7:::\n"`)
+	im.at1970 = false
 	for name, u := range map[string]plan.User{
 		`"root" is there twice`:    {Name: "root", UID: 5, Home: "/", Shell: "/bin/sh"},
 		`both have the id 65532`:   {Name: "other", UID: 65532, Home: "/", Shell: "/bin/sh"},
@@ -268,6 +278,14 @@ func TestCheck(t *testing.T) {
 	} {
 		if _, err := tc.finish(t); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: the error is %v, not %q", name, err, tc.want)
+		}
+	}
+}
+
+func TestSubjectThatIsNoName(t *testing.T) {
+	for der, want := range map[string]string{"": "the subject is not a name: asn1", "\x30\x00\x00": "the subject is not a name: 1 bytes follow it"} {
+		if _, err := canonicalName([]byte(der)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%x: error %v, want %q", der, err, want)
 		}
 	}
 }

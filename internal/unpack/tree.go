@@ -57,8 +57,8 @@ type tree struct {
 const copySize = 128 << 10 // bytes
 
 func newTree(dirname string, epoch int64) (*tree, error) {
-	if epoch <= 0 {
-		return nil, errors.New("the plan has no epoch")
+	if epoch < 0 {
+		return nil, fmt.Errorf("the plan's epoch %d lies before 1970", epoch)
 	}
 	root, err := os.OpenRoot(dirname)
 	if err != nil {

@@ -516,3 +516,25 @@ func emptyScript(t *testing.T) string {
 	}
 	return string(b)
 }
+
+// SOURCE_DATE_EPOCH=0 is a time as any other; nothing lies before it.
+func TestEpochOf1970(t *testing.T) {
+	if os.Geteuid() != 0 {
+		citest.Skip(t, "files of other owners can only be made by root")
+	}
+	k := pkg{name: "a", data: []member{file("./usr/a", "a")}}.licensed()
+	b := k.build(t)
+	in, out := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(in, "a.deb"), b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := plan.Group{Arch: "amd64", Database: plan.Dpkg, Packages: []plan.Package{{Input: plan.Input{File: "a.deb", SHA256: digest.FromBytes(b)}, Name: "a", Version: "1.0", Arch: "amd64"}}}
+	if err := Group(t.Context(), p, in, out, t.TempDir(), 1); err != nil {
+		t.Fatal(err)
+	}
+	want(t, listing(t, out), `/usr/a 100644 0:0 0 n1 "a"`)
+	p.Epoch = -1
+	if err := Group(t.Context(), p, in, t.TempDir(), t.TempDir(), 1); err == nil || !strings.Contains(err.Error(), "epoch -1 lies before 1970") {
+		t.Errorf("error %v", err)
+	}
+}

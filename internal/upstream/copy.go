@@ -3,11 +3,17 @@ package upstream
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/sumdb/dirhash"
 
 	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -17,7 +23,8 @@ import (
 // a mirror for a machine without a network. Its folders are called as the
 // kinds of sources are (debian, debian-security, go, npm). What is there and
 // right already is kept, so an interrupted copy goes on where it stopped.
-func (c *Config) Copy(ctx context.Context, dir string) error {
+// toolchains are releases of Go (go1.26.8) that are kept beside the locked one.
+func (c *Config) Copy(ctx context.Context, dir string, toolchains ...string) error {
 	l, err := lock.Load(c.Dir)
 	if err != nil {
 		return err
@@ -66,7 +73,7 @@ func (c *Config) Copy(ctx context.Context, dir string) error {
 	// What follows names the rest, so it comes last: a copy that has an
 	// InRelease file is complete.
 	for _, step := range []func() error{
-		func() error { return c.copyGoNotes(ctx, l, place) },
+		func() error { return c.copyGo(ctx, l, place, toolchains) },
 		func() error { return c.copyManifests(ctx, l, place) },
 		func() error { return c.copyReleases(l, place) },
 	} {
@@ -78,16 +85,30 @@ func (c *Config) Copy(ctx context.Context, dir string) error {
 	return nil
 }
 
-// copyGoNotes keeps what the checksum database answers to Verify.
-func (c *Config) copyGoNotes(ctx context.Context, l *lock.Lock, place func(lock.Kind, string) string) error {
+// copyGo keeps more toolchains, and what the checksum database answers to
+// Verify and to a go command that takes one of them. It is asked for all in one
+// go, so that its answers are of one tree.
+func (c *Config) copyGo(ctx context.Context, l *lock.Lock, place func(lock.Kind, string) string, toolchains []string) error {
 	db, err := c.checksumDB(ctx)
-	if err != nil || db.off != "" {
+	if err != nil {
 		return err
 	}
 	for _, arch := range lock.Arches() {
 		if err := db.check(l.Go[arch], arch); err != nil {
 			return err
 		}
+		for _, release := range toolchains {
+			if release == l.Go[arch].Version {
+				continue
+			}
+			m := lock.Module{Version: release, Path: lock.ToolchainPath(release, arch)}
+			if err := c.copyToolchain(ctx, db, m, arch, place(lock.KindGo, m.Path)); err != nil {
+				return err
+			}
+		}
+	}
+	if db.off != "" {
+		return nil
 	}
 	for p, data := range db.ops.read {
 		if err := writeFile(place(lock.KindGo, db.ops.proxied(p)), data); err != nil {
@@ -96,6 +117,58 @@ func (c *Config) copyGoNotes(ctx context.Context, l *lock.Lock, place func(lock.
 	}
 	// The go command asks a proxy for this file before it uses it for the database.
 	return writeFile(place(lock.KindGo, db.ops.proxied("/supported")), nil)
+}
+
+// copyToolchain stores a toolchain that is not locked at file, once the
+// checksum database vouches for it.
+func (c *Config) copyToolchain(ctx context.Context, db *checksums, m lock.Module, arch, file string) error {
+	var err error
+	if m.H1, err = dirhash.HashZip(file, dirhash.Hash1); err == nil && db.check(m, arch) == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(file), ".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	m, from, err := c.hashModule(ctx, m, tmp)
+	if err != nil {
+		return err
+	}
+	if err := db.check(m, arch); err != nil {
+		return fmt.Errorf("%w (from %s)", err, from)
+	}
+	return os.Rename(filepath.Join(tmp, filepath.Base(file)), file)
+}
+
+// Toolchains are the releases of Go (go1.26.8) that modules ask for, by their
+// go.mod files.
+func Toolchains(gomods ...string) ([]string, error) {
+	var out []string
+	for _, name := range gomods {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		f, err := modfile.Parse(name, text, nil)
+		if err != nil {
+			return nil, err
+		}
+		release := ""
+		if f.Go != nil {
+			release = "go" + f.Go.Version
+		}
+		if f.Toolchain != nil && f.Toolchain.Name != "default" {
+			release = f.Toolchain.Name
+		}
+		if release != "" && !slices.Contains(out, release) {
+			out = append(out, release)
+		}
+	}
+	return out, nil
 }
 
 // copyManifests keeps the registry's entries of the locked versions.
@@ -140,13 +213,19 @@ func Variables(dir string) ([]string, error) {
 	}
 	var out []string
 	for _, kind := range lock.Kinds() {
-		at := "file://" + filepath.Join(abs, string(kind))
+		at := fileURL(filepath.Join(abs, string(kind)))
 		if kind == lock.KindGo {
-			at += ",file://" + filepath.Join(abs, filepath.FromSlash(Modules))
+			at += "," + fileURL(filepath.Join(abs, filepath.FromSlash(Modules)))
 		}
 		out = append(out, kind.Variable()+"="+at)
 	}
 	return out, nil
+}
+
+// fileURL names a folder in a list, which spaces and commas separate.
+func fileURL(dir string) string {
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}
+	return strings.ReplaceAll(u.String(), ",", "%2C")
 }
 
 // CopyModules adds to a folder the Go modules that building the module in root
@@ -188,7 +267,8 @@ func writeFile(name string, data []byte) error {
 	return atomicfile.Write(name, data, 0o644)
 }
 
-// linkFile gives a file a second name, replacing what has that name.
+// linkFile gives a file a second name, replacing what has that name. Where
+// there are no hard links, as on a memory stick, it is a copy.
 func linkFile(file, name string) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -196,5 +276,12 @@ func linkFile(file, name string) error {
 	if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	return os.Link(file, name)
+	if os.Link(file, name) == nil {
+		return nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(name, text, 0o644)
 }

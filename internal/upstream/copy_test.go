@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
 // The copy is a module proxy from which the module builds, and nothing else is
@@ -50,5 +52,30 @@ func TestCopyModules(t *testing.T) {
 	}
 	if err := c.CopyModules(t.Context(), dir, root, "none"); err == nil || !strings.Contains(err.Error(), "GOPROXY of this machine") {
 		t.Errorf("error %v for a folder without a module", err)
+	}
+}
+
+// Where there is no hard link the second name is a copy.
+func TestLinkFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "Packages.xz")
+	if err := os.WriteFile(file, []byte("index"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere, err := os.MkdirTemp("/dev/shm", "link")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(elsewhere) })
+	if os.Link(file, filepath.Join(elsewhere, "link")) == nil {
+		citest.Skip(t, "%s and %s are one file system", file, elsewhere)
+	}
+	for range 2 {
+		name := filepath.Join(elsewhere, "by-hash", "SHA256", "0")
+		if err := linkFile(file, name); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(name); err != nil || string(text) != "index" {
+			t.Errorf("%q, %v", text, err)
+		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // newestGo locks the newest stable release that both platforms have.
 func (c *Config) newestGo(ctx context.Context, tmp string) (map[string]lock.Module, error) {
-	list, err := c.Mirrors.Read(ctx, lock.Source{Kind: lock.KindGo, Name: "the list of Go toolchains", Path: lock.Toolchain + "/@v/list"}, "", 16<<20)
+	list, from, err := c.Mirrors.Read(ctx, lock.Source{Kind: lock.KindGo, Name: "the list of Go toolchains", Path: lock.Toolchain + "/@v/list"}, "", 16<<20)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (c *Config) newestGo(ctx context.Context, tmp string) (map[string]lock.Modu
 		}
 	}
 	if newest == "" {
-		return nil, fmt.Errorf("the Go module proxy lists no stable toolchain for linux-amd64 and linux-arm64: set %s to a complete one", lock.KindGo.Variable())
+		return nil, fmt.Errorf("the Go module proxy lists no stable toolchain for linux-amd64 and linux-arm64 at %s: set %s to a complete one", from, lock.KindGo.Variable())
 	}
 	db, err := c.checksumDB(ctx)
 	if err != nil {
@@ -48,12 +48,12 @@ func (c *Config) newestGo(ctx context.Context, tmp string) (map[string]lock.Modu
 	}
 	out := map[string]lock.Module{}
 	for _, arch := range lock.Arches() {
-		m, err := c.hashModule(ctx, lock.Module{Version: newest, Path: lock.ToolchainPath(newest, arch)}, tmp)
+		m, from, err := c.hashModule(ctx, lock.Module{Version: newest, Path: lock.ToolchainPath(newest, arch)}, tmp)
 		if err != nil {
 			return nil, err
 		}
 		if err := db.check(m, arch); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w (from %s)", err, from)
 		}
 		out[arch] = m
 	}
@@ -61,18 +61,16 @@ func (c *Config) newestGo(ctx context.Context, tmp string) (map[string]lock.Modu
 }
 
 // hashModule downloads a module zip to learn its size and hashes.
-func (c *Config) hashModule(ctx context.Context, m lock.Module, tmp string) (lock.Module, error) {
+func (c *Config) hashModule(ctx context.Context, m lock.Module, tmp string) (_ lock.Module, from string, err error) {
 	c.say("Go: downloading %s", m)
 	file := filepath.Join(tmp, filepath.Base(m.Path))
-	size, sum, err := c.Mirrors.Download(ctx, m.Source(), file)
-	if err != nil {
-		return m, err
+	if m.Size, m.SHA256, from, err = c.Mirrors.Download(ctx, m.Source(), file); err != nil {
+		return m, "", err
 	}
-	m.Size, m.SHA256 = size, sum
 	if m.H1, err = dirhash.HashZip(file, dirhash.Hash1); err != nil {
-		return m, fmt.Errorf("%s is no module zip: %w", m, err)
+		return m, "", fmt.Errorf("%s from %s is no module zip: %w", m, from, err)
 	}
-	return m, nil
+	return m, from, nil
 }
 
 // checksums is the Go checksum database, or the reason why it is not asked.
@@ -176,7 +174,7 @@ func (o *sumOps) proxied(p string) string { return "sumdb/" + o.name + p }
 
 func (o *sumOps) ReadRemote(p string) ([]byte, error) {
 	src := lock.Source{Kind: lock.KindGo, Name: "the checksum database", Path: o.proxied(p)}
-	data, err := o.mirrors.Read(o.ctx, src, "", 1<<20)
+	data, _, err := o.mirrors.Read(o.ctx, src, "", 1<<20)
 	if isNotFound(err) {
 		data, err = o.mirrors.ReadURL(o.ctx, o.direct+p, 1<<20)
 	}

@@ -33,13 +33,13 @@ type packument struct {
 
 func (c *Config) packument(ctx context.Context, name string) (*packument, error) {
 	src := lock.Source{Kind: lock.KindNPM, Name: "the registry's entry of " + name, Path: name}
-	text, err := c.Mirrors.Read(ctx, src, "application/vnd.npm.install-v1+json, application/json", 256<<20)
+	text, from, err := c.Mirrors.Read(ctx, src, "application/vnd.npm.install-v1+json, application/json", 256<<20)
 	if err != nil {
 		return nil, err
 	}
 	var p packument
 	if err := json.Unmarshal(text, &p); err != nil {
-		return nil, fmt.Errorf("%s is no JSON as a registry gives: set %s to an npm registry: %w", src.Name, src.Kind.Variable(), err)
+		return nil, fmt.Errorf("%s from %s is no JSON as a registry gives: set %s to an npm registry: %w", src.Name, from, src.Kind.Variable(), err)
 	}
 	return &p, nil
 }
@@ -48,13 +48,13 @@ func (c *Config) packument(ctx context.Context, name string) (*packument, error)
 // copied mirror keeps it too.
 func (c *Config) manifest(ctx context.Context, p lock.NPMPackage) (*manifest, []byte, error) {
 	src := lock.Source{Kind: lock.KindNPM, Name: "the registry's entry of " + p.String(), Path: p.Name + "/" + p.Version}
-	text, err := c.Mirrors.Read(ctx, src, "application/json", 16<<20)
+	text, from, err := c.Mirrors.Read(ctx, src, "application/json", 16<<20)
 	if err != nil {
 		return nil, nil, err
 	}
 	var m manifest
 	if err := json.Unmarshal(text, &m); err != nil {
-		return nil, nil, fmt.Errorf("%s is no JSON as a registry gives: set %s to an npm registry: %w", src.Name, src.Kind.Variable(), err)
+		return nil, nil, fmt.Errorf("%s from %s is no JSON as a registry gives: set %s to an npm registry: %w", src.Name, from, src.Kind.Variable(), err)
 	}
 	return &m, text, nil
 }
@@ -118,7 +118,7 @@ func (c *Config) lockNPM(ctx context.Context, name, version, integrity, tmp stri
 	p := lock.NPMPackage{Name: name, Version: version, Path: lock.NPMPath(name, version), Integrity: integrity}
 	file := filepath.Join(tmp, filepath.Base(p.Path))
 	var err error
-	if p.Size, p.SHA256, err = c.Mirrors.Download(ctx, p.Source(), file); err != nil {
+	if p.Size, p.SHA256, _, err = c.Mirrors.Download(ctx, p.Source(), file); err != nil {
 		return p, err
 	}
 	return p, checkIntegrity(p, file)

@@ -117,19 +117,19 @@ func (c *Config) updateDebian(ctx context.Context, tmp string, suites, old []loc
 	archives := filepath.Join(tmp, "archives")
 	texts, releases := map[string][]byte{}, map[string]*debian.Release{}
 	for _, s := range suites {
-		text, err := c.Mirrors.Read(ctx, inRelease(s), "", 16<<20)
+		text, from, err := c.Mirrors.Read(ctx, inRelease(s), "", 16<<20)
 		if err != nil {
 			return nil, err
 		}
 		r, err := debian.ReadInRelease(text, keys, s.Name, c.Now)
 		if err != nil {
-			return nil, fmt.Errorf("%w: the mirror is stale or wrong, set %s to another one", err, suiteKind(s).Variable())
+			return nil, fmt.Errorf("%w: %s serves it (%s): that mirror is stale or wrong, set %s to another one", err, from, digest.FromBytes(text), suiteKind(s).Variable())
 		}
 		file := filepath.Join(archives, string(s.Archive), "dists", s.Name, "InRelease")
 		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, text, 0o644)); err != nil {
 			return nil, err
 		}
-		if err := goesBack(old, s, r.Date); err != nil {
+		if err := goesBack(old, s, r.Date, from); err != nil {
 			return nil, err
 		}
 		texts[s.Name], releases[s.Name] = text, r
@@ -165,12 +165,12 @@ func (c *Config) updateDebian(ctx context.Context, tmp string, suites, old []loc
 
 // goesBack is an error when the archive's suite is older than the one that is
 // locked: an old InRelease file is signed too, and trixie's own never expires.
-func goesBack(old []lock.Suite, s lock.Suite, date time.Time) error {
+func goesBack(old []lock.Suite, s lock.Suite, date time.Time, from string) error {
 	for _, was := range old {
 		locked, err := time.Parse(time.RFC3339, was.Date)
 		if err == nil && was.Name == s.Name && date.Before(locked) {
-			return fmt.Errorf("%s is of %s on the mirror, older than the locked one of %s: the mirror is behind, set %s to another one",
-				s.Name, date.Format(time.RFC3339), was.Date, suiteKind(s).Variable())
+			return fmt.Errorf("%s is of %s at %s, older than the locked one of %s: that mirror is behind, set %s to another one",
+				s.Name, date.Format(time.RFC3339), from, was.Date, suiteKind(s).Variable())
 		}
 	}
 	return nil

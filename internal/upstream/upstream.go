@@ -5,6 +5,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -96,7 +97,7 @@ func (c *Config) fetchIndex(ctx context.Context, i index, file string) error {
 		return c.Mirrors.Fetch(ctx, i.plain, file)
 	}
 	err := c.Mirrors.Fetch(ctx, i.byHash, file)
-	if isNotFound(err) && c.Mirrors.Fetch(ctx, i.plain, file) == nil {
+	if (isNotFound(err) || errors.Is(err, mirror.ErrRefused)) && c.Mirrors.Fetch(ctx, i.plain, file) == nil {
 		return nil
 	}
 	return err

@@ -40,6 +40,8 @@ type world struct {
 	main, security *debiantest.Archive
 	vars           map[string]string
 	config         *upstream.Config
+	keys           string // the folder of the archives' key
+	close          func() // ends the server
 	log            bytes.Buffer
 }
 
@@ -60,7 +62,8 @@ func newWorld(t *testing.T) *world {
 		security: &debiantest.Archive{Dir: filepath.Join(root, "debian-security"), Key: key},
 	}
 	dir := filepath.Join(t.TempDir(), "lock")
-	w.write(t, filepath.Join(dir, "keys/test.asc"), key.Public(t))
+	w.keys = filepath.Join(dir, lock.KeyDir)
+	w.write(t, filepath.Join(w.keys, "test.asc"), key.Public(t))
 	signer, verifier, err := note.GenerateKey(nil, "sums.example.test")
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +78,7 @@ func newWorld(t *testing.T) *world {
 	mux.Handle("/go/sumdb/sums.example.test/", http.StripPrefix("/go/sumdb/sums.example.test", db))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
+	w.close = server.Close
 	w.vars = map[string]string{
 		"LOOMCYCLE_CACHE": t.TempDir(),
 		"DEBIAN_MIRROR":   server.URL + "/debian", "DEBIAN_SECURITY_MIRROR": server.URL + "/debian-security",
@@ -144,17 +148,25 @@ func (w *world) goModules(t *testing.T, releases ...string) map[string]string {
 			file := filepath.Join(w.root, "go/golang.org/toolchain/@v", v+".zip")
 			var b bytes.Buffer
 			z := zip.NewWriter(&b)
-			f, err := z.Create("golang.org/toolchain@" + v + "/bin/go")
-			if err == nil {
-				_, err = f.Write([]byte(v))
+			// What a go command looks for in another's toolchain before it runs that.
+			for _, name := range []string{"bin/go", "bin/gofmt", "pkg/tool/none", "lib/none", "src/_go.mod"} {
+				f, err := z.Create("golang.org/toolchain@" + v + "/" + name)
+				if err == nil {
+					_, err = fmt.Fprintf(f, "#!/bin/sh\necho this is %s\n", v)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err != nil || z.Close() != nil {
+			if err := z.Close(); err != nil {
 				t.Fatal(err)
 			}
 			w.write(t, file, b.Bytes())
-			if sums[v], err = dirhash.HashZip(file, dirhash.Hash1); err != nil {
+			sum, err := dirhash.HashZip(file, dirhash.Hash1)
+			if err != nil {
 				t.Fatal(err)
 			}
+			sums[v] = sum
 			list += v + "\n"
 		}
 	}
@@ -215,8 +227,8 @@ func TestUpdate(t *testing.T) {
 		"+ bash 5.2-1 (base; amd64, arm64)",
 		"+ libc6 2.41-1 (base; amd64, arm64)",
 		"+ go go1.27.4 (go; amd64, arm64)",
-		"+ node 26.12.1 (npm; amd64, arm64)",
-		"+ npm 12.2.2 (npm; amd64, arm64)",
+		"+ node 26.12.1 (node; amd64, arm64)",
+		"+ npm 12.2.2 (node; amd64, arm64)",
 		"+ rustc 1.97-1~bpo13+1 (rust; amd64, arm64)",
 		"+ tzdata 2026f-0+deb13u1 (static; amd64, arm64)",
 		"+ git 1:2.47-1 (tools; amd64, arm64)",
@@ -306,7 +318,7 @@ func TestVerifyAndCopy(t *testing.T) {
 		want       []string
 	}{
 		{"wrong deb", "debian/pool/main/g/git/git_1:2.47-1_arm64.deb", "git 1:2.47-2", []string{"git 1:2.47-1 arm64", "another content", "set DEBIAN_MIRROR"}},
-		{"missing deb", "debian/pool/main/g/git/git_1:2.47-1_amd64.deb", "", []string{"git 1:2.47-1 amd64", "on no mirror", "run lock:update"}},
+		{"missing deb", "debian/pool/main/g/git/git_1:2.47-1_amd64.deb", "", []string{"git 1:2.47-1 amd64", "bytes, sha256:", "on no mirror in DEBIAN_MIRROR", "run lock:update"}},
 		{"wrong toolchain", "go/golang.org/toolchain/@v/v0.0.1-go1.27.4.linux-arm64.zip", "x", []string{"linux-arm64.zip", "is truncated", "set GOPROXY"}},
 		{"wrong tarball", "npm/npm/-/npm-12.2.2.tgz", "npm 12.2.3", []string{"npm 12.2.2", "another content", "set NPM_CONFIG_REGISTRY"}},
 		{"registry changed its mind", "npm/npm/12.2.2", `{"dist":{"integrity":"sha512-x"}}`, []string{"npm 12.2.2", "publishes sha512-x"}},
@@ -408,10 +420,10 @@ func TestUpdateRefuses(t *testing.T) {
 		want  []string
 	}{
 		{name: "expired InRelease", spoil: func(_ *testing.T, w *world) { w.config.Now = day().AddDate(0, 0, 8) },
-			want: []string{"InRelease file of trixie-security", "has expired", "2025-03-08T12:00:00Z", "set DEBIAN_SECURITY_MIRROR"}},
+			want: []string{"InRelease file of trixie-security", "has expired", "2025-03-08T12:00:00Z", "/debian-security/dists/trixie-security/InRelease serves it (sha256:", "set DEBIAN_SECURITY_MIRROR"}},
 		{name: "unsigned InRelease", spoil: func(t *testing.T, w *world) {
 			w.main.Write(t, "dists/trixie/InRelease", []byte(w.main.Text(t, debiantest.Release{Suite: "trixie", Date: day(), Arches: lock.Arches()})))
-		}, want: []string{"InRelease file of trixie", "no valid signature", "set DEBIAN_MIRROR"}},
+		}, want: []string{"InRelease file of trixie", "no valid signature", "/debian/dists/trixie/InRelease serves it (sha256:", "set DEBIAN_MIRROR"}},
 		{name: "InRelease of another key", spoil: func(t *testing.T, w *world) {
 			w.main.Key = debiantest.NewKey(t, day())
 			w.publish(t, packages(), nil)
@@ -420,7 +432,7 @@ func TestUpdateRefuses(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(w.root, "debian/dists/trixie-backports")); err != nil {
 				t.Fatal(err)
 			}
-		}, want: []string{"the InRelease file of trixie-backports", "on no mirror", "DEBIAN_MIRROR"}},
+		}, want: []string{"the InRelease file of trixie-backports (dists/trixie-backports/InRelease)", "on no mirror in DEBIAN_MIRROR: set it to a complete one"}},
 		{name: "wrong byte in an index", spoil: func(t *testing.T, w *world) {
 			files, err := filepath.Glob(filepath.Join(w.root, "debian/dists/trixie/main/binary-arm64/by-hash/SHA256/*"))
 			if err != nil || len(files) != 1 {
@@ -444,7 +456,7 @@ func TestUpdateRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.write(t, filepath.Join(dir, "v0.0.1-go1.27.4.linux-arm64.zip"), forged)
-		}, want: []string{"v0.0.1-go1.27.4.linux-arm64.zip", "checksum database", "expected h1:", "found h1:"}},
+		}, want: []string{"v0.0.1-go1.27.4.linux-arm64.zip", "checksum database", "expected h1:", "found h1:", "set GOPROXY", "(from http://"}},
 		{name: "checksum database of another key", spoil: func(t *testing.T, w *world) {
 			_, verifier, err := note.GenerateKey(nil, "sums.example.test")
 			if err != nil {
@@ -452,6 +464,9 @@ func TestUpdateRefuses(t *testing.T) {
 			}
 			w.vars["GOSUMDB"] = verifier
 		}, want: []string{"cannot be checked against the checksum database"}},
+		{name: "registry's entry is an error page", spoil: func(t *testing.T, w *world) {
+			w.write(t, filepath.Join(w.root, "npm/npm/index.html"), []byte("<html>"))
+		}, want: []string{"the registry's entry of npm from http://", "/npm/npm is no JSON", "set NPM_CONFIG_REGISTRY"}},
 		{name: "tarball against the integrity", spoil: func(t *testing.T, w *world) {
 			w.write(t, filepath.Join(w.root, "npm/npm/-/npm-12.2.2.tgz"), []byte("x"))
 		}, want: []string{"npm 12.2.2", "another content than the registry publishes", "expected sha512-", "found sha512-"}},
@@ -464,7 +479,7 @@ func TestUpdateRefuses(t *testing.T) {
 		{name: "suite older than the locked one", apt: true, spoil: func(t *testing.T, w *world) {
 			w.update(t)
 			w.main.Publish(t, debiantest.Release{Suite: "trixie", Date: day().Add(-time.Hour), Arches: lock.Arches(), Packages: packages()})
-		}, want: []string{"trixie is of 2025-03-01T11:00:00Z", "the locked one of 2025-03-01T12:00:00Z", "set DEBIAN_MIRROR"}},
+		}, want: []string{"trixie is of 2025-03-01T11:00:00Z at http://", "/debian/dists/trixie/InRelease", "the locked one of 2025-03-01T12:00:00Z", "set DEBIAN_MIRROR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.apt {
@@ -503,4 +518,27 @@ func TestChecksumDatabaseOff(t *testing.T) {
 			t.Errorf("%s=%s is not mentioned:\n%s", name, value, w.log.String())
 		}
 	}
+}
+
+// A bucket answers 403 for what it lacks, an index by its hash too: the plain
+// one and the next mirror are asked.
+func TestUpdateFromABucket(t *testing.T) {
+	needApt(t)
+	w := newWorld(t)
+	held := http.FileServer(http.Dir(filepath.Join(w.root, "debian")))
+	bucket := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/by-hash/") || strings.Contains(r.URL.Path, "/trixie-backports/") {
+			rw.WriteHeader(http.StatusForbidden)
+			return
+		}
+		held.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(bucket.Close)
+	second := t.TempDir()
+	if err := os.CopyFS(filepath.Join(second, "dists/trixie-backports"), os.DirFS(filepath.Join(w.root, "debian/dists/trixie-backports"))); err != nil {
+		t.Fatal(err)
+	}
+	w.vars["DEBIAN_MIRROR"] = bucket.URL + " file:" + second
+	w.reconnect(t)
+	w.update(t)
 }

@@ -158,7 +158,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	stop()
-	eventually(t, 20*time.Second, "the error says that the engine is away, and not where it was", func() bool {
+	eventually(t, 30*time.Second, "the error says that the engine is away, and not where it was", func() bool {
 		a := c.exec(id, "cat f")
 		if strings.Contains(a.Text, filepath.Base(socket)) {
 			t.Errorf("a path of the host: %s", a.Text)
@@ -168,7 +168,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
-	eventually(t, 5*time.Second, "it is not ready", func() bool {
+	eventually(t, 30*time.Second, "it is not ready", func() bool {
 		resp, err := http.Get(s.URL + "/readyz")
 		if err != nil {
 			return false
@@ -180,7 +180,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 		t.Errorf("an engine that is away cost a session: %s", a.Text)
 	}
 	begin()
-	eventually(t, 20*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
+	eventually(t, 30*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
 	c.call("sandbox_close", m{"session_id": c.open(m{})})
 }
 
@@ -256,7 +256,7 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 		if out, err := exec.Command("sh", "-ec", "cd "+root+"; "+made).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
+		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "loomcycle_sandbox-state", s.env["SANDBOX_STATE_DIR"], "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
 		script(t, time.Minute, commands, "DOCKER_HOST="+d.Host)
 		left, err := os.ReadDir(filepath.Join(root, "p"))
 		if err != nil || len(left) != 1 || left[0].Name() != "new" {
@@ -277,7 +277,6 @@ func TestVolumeRemovalOnPodman(t *testing.T) {
 	run := func(commands string) string {
 		return script(t, time.Minute, commands, "PATH="+bin+":"+os.Getenv("PATH"))
 	}
-	t.Cleanup(func() { _ = p.Command("rm", "--force", "--all").Run() })
 	run("for v in old new; do docker volume create --label loomcycle.managed=1 $v; done; docker volume create --label other=1 labelled; docker volume create sandbox-state; docker volume create mine\n" +
 		"docker create --network none --volume new:/agent --volume mine:/mine " + p.Image + " true")
 	run(strings.TrimSpace(guide(t, "docker volume rm")) + " || true # the one of a container is refused")

@@ -35,6 +35,7 @@ type family struct {
 	extra []imagetest.Entry
 	// version of the Debian package
 	version string
+	zstd    bool // layers as COMPRESSION=zstd makes them
 }
 
 const definition = `name: %s
@@ -79,6 +80,10 @@ func (f family) write(name string) string {
 		SchemaVersion: 1, Version: "0.0.0-gabc", Source: dist.Source{Repository: "https://git.example/images", Commit: strings.Repeat("a", 40)},
 		Epoch: imagetest.Epoch, Compression: "gzip", Compressor: "test",
 	}
+	makeImage := imagetest.Image
+	if f.zstd {
+		release.Compression, makeImage = "zstd", imagetest.ZstdImage
+	}
 	path, err := layout.Write(filepath.Join(f.root, name, "oci"), empty.Index)
 	must(err)
 	for _, image := range []string{"loomcycle", "loomcycle-toolbox"} {
@@ -107,7 +112,7 @@ func (f family) write(name string) string {
 				files = append(files, f.extra...)
 			}
 			hello, copyright := "hello "+arch, "License: MIT\n"
-			img := imagetest.Image(f.t, v1.Config{User: "65532:65532", Labels: labels}, arch,
+			img := makeImage(f.t, v1.Config{User: "65532:65532", Labels: labels}, arch,
 				[]imagetest.Entry{
 					imagetest.File("usr/lib/os-release", "ID=debian\nVERSION_ID=13\n"), imagetest.Program("usr/bin/hello", hello),
 					imagetest.File("usr/share/doc/hello/copyright", copyright),
@@ -252,6 +257,36 @@ func TestSupplyChain(t *testing.T) {
 	}
 	if !strings.Contains(out, "~ deb hello 1.0-1 -> 1.0-2\n") {
 		t.Errorf("the difference is\n%s", out)
+	}
+}
+
+// The compression of the layers is no matter to what describes and judges them.
+func TestSupplyChainOfZstd(t *testing.T) {
+	var documents []string
+	for _, zstd := range []bool{false, true} {
+		f := family{t: t, root: t.TempDir(), zstd: zstd}
+		folder := f.write("dist")
+		chain(t, f, folder)
+		if out, err := supply(t, f, "policy", "-dist", folder); err != nil || !strings.Contains(out, "2 images keep") {
+			t.Errorf("policy: %v\n%s", err, out)
+		}
+		text, err := os.ReadFile(filepath.Join(folder, "sbom/loomcycle-toolbox/linux-arm64.spdx.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := dist.Read(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, img := range r.Images { // the SBOM names the manifest
+			for _, v := range img.Platforms {
+				text = bytes.ReplaceAll(text, []byte(v.Digest.Encoded()), []byte("DIGEST"))
+			}
+		}
+		documents = append(documents, string(text))
+	}
+	if documents[0] != documents[1] {
+		t.Error("the SBOMs differ")
 	}
 }
 

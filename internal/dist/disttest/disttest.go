@@ -5,6 +5,7 @@ package disttest
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,11 +17,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 
@@ -41,6 +44,8 @@ type Family struct {
 	// Layers are the layers of each image by name; layers of one name are
 	// the same bytes in every image, different on every platform.
 	Images map[string][]Layer
+	// Compression of the layers, gzip or zstd; empty leaves them plain tars.
+	Compression string
 }
 
 // Layer is made of Size random bytes that depend on Name and the platform.
@@ -51,7 +56,7 @@ type Layer struct {
 
 // Small is a family of two images that share a layer, in about 300 kB.
 func Small(version string) Family {
-	return Family{version, map[string][]Layer{
+	return Family{Version: version, Images: map[string][]Layer{
 		"loomcycle": {{"runtime-" + version, 20_000}},
 		"toolbox":   {{"base", 80_000}, {"runtime-" + version, 20_000}},
 	}}
@@ -66,7 +71,7 @@ func (f Family) Write(folder string) (*dist.Release, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &dist.Release{SchemaVersion: 1, Version: f.Version, Epoch: 1767225600, LockDigest: digest.FromString("lock"), Compression: "gzip", Compressor: "disttest",
+	r := &dist.Release{SchemaVersion: 1, Version: f.Version, Epoch: 1767225600, LockDigest: digest.FromString("lock"), Compression: cmp.Or(f.Compression, "gzip"), Compressor: "disttest",
 		Source: dist.Source{Repository: "https://git.example.test/loomcycle-images", Commit: strings.Repeat("c0ffee00", 5)}}
 	for _, name := range slices.Sorted(maps.Keys(f.Images)) {
 		image := dist.Image{Name: name}
@@ -107,13 +112,23 @@ func (f Family) variant(name, platform string) (v1.Image, *dist.Variant, error) 
 		if err != nil {
 			return nil, nil, err
 		}
-		layer := static.NewLayer(content, types.OCIUncompressedLayer)
+		layer, err := f.compressed(content)
+		if err != nil {
+			return nil, nil, err
+		}
 		if img, err = mutate.AppendLayers(img, layer); err != nil {
 			return nil, nil, err
 		}
-		d := digest.FromBytes(content)
-		v.Layers = append(v.Layers, dist.Layer{Group: l.Name, Digest: d, DiffID: d, Size: int64(len(content))})
-		v.Size += int64(len(content))
+		d, err := layer.Digest()
+		if err != nil {
+			return nil, nil, err
+		}
+		size, err := layer.Size()
+		if err != nil {
+			return nil, nil, err
+		}
+		v.Layers = append(v.Layers, dist.Layer{Group: l.Name, Digest: digest.Digest(d.String()), DiffID: digest.FromBytes(content), Size: size})
+		v.Size += size
 	}
 	parsed, err := v1.ParsePlatform(platform)
 	if err != nil {
@@ -136,6 +151,17 @@ func (f Family) variant(name, platform string) (v1.Image, *dist.Variant, error) 
 	ch, err := img.ConfigName()
 	v.Digest, v.Config = digest.Digest(h.String()), digest.Digest(ch.String())
 	return img, v, err
+}
+
+func (f Family) compressed(content []byte) (v1.Layer, error) {
+	plain := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
+	switch f.Compression {
+	case "":
+		return static.NewLayer(content, types.OCIUncompressedLayer), nil
+	case "gzip":
+		return tarball.LayerFromOpener(plain, tarball.WithMediaType(types.OCILayer))
+	}
+	return tarball.LayerFromOpener(plain, tarball.WithCompression(compression.Compression(f.Compression)), tarball.WithMediaType(types.OCILayerZStd))
 }
 
 // tar is an archive of one file, so that engines can unpack the layer.

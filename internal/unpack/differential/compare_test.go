@@ -3,6 +3,7 @@ package differential
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -150,5 +151,31 @@ func TestGroups(t *testing.T) {
 	}
 	if slices.Contains(groups, "static") || slices.Contains(groups, "cross") {
 		t.Errorf("%q has groups of no image, or of distroless ones", groups)
+	}
+}
+
+// dpkg --verify succeeds with files that differ, and prints them.
+func TestComplaint(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		out  string
+		err  error
+		want string
+	}{
+		{[]string{"dpkg", "--verify"}, "", nil, ""},
+		{[]string{"dpkg", "--verify"}, "??5??????   /usr/bin/x\n", nil, "dpkg --verify in the unpacked system complains:\n??5??????   /usr/bin/x\n"},
+		{[]string{"dpkg", "--audit"}, "broken\n", errors.New("exit status 1"), "dpkg --audit in the unpacked system: exit status 1\nbroken\n"},
+		{[]string{"openssl", "verify"}, "OK\n", nil, ""},
+	} {
+		got := ""
+		if err := complaint(c.args, []byte(c.out), c.err); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%q, not %q", got, c.want)
+		}
+	}
+	if got := alternatives([]byte("awk                            auto     /usr/bin/mawk\ncc  auto  /usr/bin/gcc\n")); !slices.Equal(got, []string{"awk", "cc"}) {
+		t.Errorf("the alternatives are %q", got)
 	}
 }

@@ -100,17 +100,61 @@ func (j *Job) selfcheck(ctx context.Context, root string) error {
 		{"dpkg", "--audit"},
 		{"dpkg", "--verify"},
 		{"apt-get", "check", "-qq"},
-		{"update-alternatives", "--query", "cc"},
 		{"openssl", "verify", "-CApath", "/etc/ssl/certs", "/etc/ssl/certs/ISRG_Root_X1.pem"},
 	} {
-		cmd := exec.CommandContext(ctx, "chroot", append([]string{root}, args...)...)
-		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-		out, err := cmd.CombinedOutput()
-		if err != nil || args[0] == "dpkg" && len(out) > 0 {
-			return fmt.Errorf("%s in the unpacked system: %w\n%s", strings.Join(args, " "), err, out)
+		if _, err := inside(ctx, root, args...); err != nil {
+			return err
+		}
+	}
+	selections, err := inside(ctx, root, "update-alternatives", "--get-selections")
+	if err != nil {
+		return err
+	}
+	names := alternatives(selections)
+	if len(names) == 0 {
+		return fmt.Errorf("the unpacked system has no alternatives:\n%s", selections)
+	}
+	for _, name := range names {
+		out, err := inside(ctx, root, "update-alternatives", "--query", name)
+		if err == nil && !strings.Contains(string(out), "\nStatus: auto\n") {
+			err = fmt.Errorf("the alternative %s in the unpacked system is not automatic:\n%s", name, out)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// inside runs a program of the unpacked system in it and returns what it printed.
+func inside(ctx context.Context, root string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "chroot", append([]string{root}, args...)...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	out, err := cmd.CombinedOutput()
+	return out, complaint(args, out, err)
+}
+
+// complaint is the error of a program that failed, or of a dpkg that printed
+// anything: it has a complaint and may succeed nevertheless.
+func complaint(args []string, out []byte, err error) error {
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s in the unpacked system: %w\n%s", strings.Join(args, " "), err, out)
+	case args[0] == "dpkg" && len(out) > 0:
+		return fmt.Errorf("%s in the unpacked system complains:\n%s", strings.Join(args, " "), out)
+	}
+	return nil
+}
+
+// alternatives are the names in the output of update-alternatives --get-selections.
+func alternatives(selections []byte) []string {
+	var names []string
+	for line := range strings.Lines(string(selections)) {
+		if fields := strings.Fields(line); len(fields) == 3 {
+			names = append(names, fields[0])
+		}
+	}
+	return names
 }
 
 // Text is the report for docs/DIFFERENTIAL.md.

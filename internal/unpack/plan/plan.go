@@ -97,12 +97,10 @@ type Dir struct {
 	GID  int    `json:"gid"`
 }
 
-// File is a regular file.
+// File is a regular file of root's.
 type File struct {
 	Path    string `json:"path"`
 	Mode    string `json:"mode,omitempty"` // octal; default 0644
-	UID     int    `json:"uid"`
-	GID     int    `json:"gid"`
 	Content string `json:"content,omitempty"`
 	Prepend bool   `json:"prepend,omitempty"` // before the content that a package has there
 }

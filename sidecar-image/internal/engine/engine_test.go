@@ -32,7 +32,7 @@ type container struct {
 
 func open(t *testing.T, e *engine.Engine, image string, change func(*engine.Spec)) *container {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	img, err := e.ResolveImage(ctx, image, false)
 	if err != nil {
@@ -317,7 +317,7 @@ func TestConnectToClosedWorkspace(t *testing.T) {
 			c := open(t, e, p.Image, func(s *engine.Spec) { s.Workspace = dir })
 			c.sh("chmod 0 /work", 5*time.Second)
 			c.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			rw, err := e.Connect(ctx, c.id)
 			if err != nil {
@@ -336,7 +336,7 @@ func TestConnectToClosedWorkspace(t *testing.T) {
 // stops waits for a container to end.
 func stops(t *testing.T, e *engine.Engine, id, otherwise string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if state, ok, err := e.Inspect(t.Context(), id); err != nil {
 			t.Fatal(err)
 		} else if !ok || !state.Running {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
+	"golang.org/x/sys/unix"
 )
 
 // Paths are confined by os.Root, which resolves each step with openat and
@@ -120,7 +121,7 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 		return err
 	}
 	target := ".write-" + rand.Text()
-	f, err := dir.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
+	f, nameless, err := scratch(dir, target, mode)
 	if err != nil {
 		return err
 	}
@@ -140,6 +141,11 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			if !ok {
 				if got != m.Size {
 					return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("%d bytes came, %d were announced", got, m.Size)}
+				}
+				if nameless {
+					if err := link(f, dir, target); err != nil {
+						return err
+					}
 				}
 				return dir.Rename(target, name)
 			}
@@ -195,6 +201,28 @@ func (a *Agent) within(dir *os.Root) error {
 	}
 	defer f.Close()
 	return a.beneath(f)
+}
+
+// scratch makes the file that is to replace another. It has no name where that is possible,
+// so that nothing of it stays when the container dies under the write; gVisor and some file
+// systems cannot do that.
+func scratch(dir *os.Root, name string, mode os.FileMode) (f *os.File, nameless bool, err error) {
+	if f, err = dir.OpenFile(".", os.O_WRONLY|unix.O_TMPFILE, mode); err == nil {
+		return f, true, nil
+	}
+	f, err = dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
+	return f, false, err
+}
+
+// link names a file that has none.
+func link(f *os.File, dir *os.Root, name string) error {
+	in, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	// By /proc, as linking an empty path needs a capability.
+	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(in.Fd()), name, unix.AT_SYMLINK_FOLLOW)
 }
 
 // beneath refuses a file or directory that os.Root has opened outside of the session's
