@@ -45,8 +45,8 @@ func Load(ctx context.Context, getenv func(string) string, folder, image string)
 	if err != nil {
 		return "", "", err
 	}
-	if engine == "docker" && r.Compression == "zstd" {
-		if content, err = plain(content); err != nil {
+	if engine == "docker" {
+		if content, err = ForDocker(content); err != nil {
 			return "", "", err
 		}
 	}
@@ -71,9 +71,16 @@ func Load(ctx context.Context, getenv func(string) string, folder, image string)
 	return tag.String(), engine, nil
 }
 
-// plain is the image with layers that are not compressed: docker before version
-// 23 can't load zstd, whatever it pulls.
-func plain(img v1.Image) (v1.Image, error) {
+// ForDocker is an image as every docker loads it: with plain layers where some are
+// compressed with zstd, which none before version 23 can read.
+func ForDocker(img v1.Image) (v1.Image, error) {
+	m, err := img.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(m.Layers, func(l v1.Descriptor) bool { return l.MediaType == types.OCILayerZStd }) {
+		return img, nil
+	}
 	layers, err := img.Layers()
 	if err != nil {
 		return nil, err
