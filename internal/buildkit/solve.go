@@ -80,8 +80,9 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // cancelGrace is how long a cancelled solve may take to say goodbye. BuildKit's
 // client waits up to five seconds for the last status; the daemon has killed the
-// containers long before.
-const cancelGrace = 1500 * time.Millisecond
+// containers long before. What is left of two seconds is for the rest of the
+// program, on a machine that does other things too.
+const cancelGrace = time.Second
 
 // Solve runs the jobs at the same time under one progress display and returns
 // their responses in order. The first failure cancels the others; the error then

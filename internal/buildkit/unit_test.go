@@ -1,8 +1,15 @@
 package buildkit
 
 import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // env is an environment with only what the test says, so that a builder of the
@@ -93,5 +100,51 @@ func TestSocketPath(t *testing.T) {
 	}
 	if got, err := socketPath(long, env(map[string]string{"XDG_RUNTIME_DIR": long})); err == nil {
 		t.Errorf("no error for %s", got)
+	}
+}
+
+// Two that have compiled a new pin at the same time remove the same old ones.
+func TestPruneTogether(t *testing.T) {
+	dir := t.TempDir()
+	b := binary{path: filepath.Join(dir, "buildkitd-new")}
+	old := time.Now().Add(-2 * unused)
+	for i := range 500 {
+		name := filepath.Join(dir, fmt.Sprintf("buildkitd-%d", i))
+		if err := errors.Join(os.WriteFile(name, nil, 0o755), os.Chtimes(name, old, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if err := b.prune(time.Now()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%d are left, %v", len(left), err)
+	}
+}
+
+// A docker engine that hangs is not passed over in silence.
+func TestSilentEngine(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var log strings.Builder
+	if engine := engineAt(t.Context(), Options{Log: &log}, "unix://"+socket, 50*time.Millisecond); engine != nil {
+		t.Error("an engine that does not answer is taken")
+	}
+	if !strings.Contains(log.String(), "passing over the docker engine at unix://"+socket) {
+		t.Errorf("it says %q", &log)
+	}
+	log.Reset()
+	if engine := engineAt(t.Context(), Options{Log: &log}, "unix:///nonexistent/docker.sock", time.Minute); engine != nil || log.Len() > 0 {
+		t.Errorf("where there is none it finds %v and says %q", engine, &log)
 	}
 }

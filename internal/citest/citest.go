@@ -3,11 +3,13 @@
 package citest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 )
@@ -46,14 +48,38 @@ func Tool(t testing.TB, module, name, tags, pkg string) string {
 		t.Fatal(err)
 	}
 	_, here, _, _ := runtime.Caller(0)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
-	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..", "tools", module)
-	cmd.Env = append(os.Environ(), "GOTMPDIR="+filepath.Dir(program)) // from there it is renamed: another test may run it
+	env := append(os.Environ(), "GOTMPDIR="+filepath.Dir(program)) // from there it is renamed: another test may run it
 	if tags != "" {
-		cmd.Env = append(cmd.Env, "CGO_ENABLED=0") // no C library of a storage driver
+		env = append(env, "CGO_ENABLED=0") // no C library of a storage driver
 	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", name, err, out)
+	if err := Retry(t, func() error {
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, pkg)
+		cmd.Dir, cmd.Env = filepath.Join(filepath.Dir(here), "..", "..", "tools", module), env
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	}); err != nil {
+		t.Fatalf("build %s: %v", name, err)
 	}
 	return program
+}
+
+// Retry tries three times what may need a network, as the go command does for a
+// module that the machine does not have: a proxy fails at times.
+func Retry(t testing.TB, try func() error) error {
+	t.Helper()
+	for n := 1; ; n++ {
+		err := try()
+		if err == nil || n == 3 {
+			return err
+		}
+		t.Logf("it is tried again: %v", err)
+		select {
+		case <-time.After(time.Duration(n) * 5 * time.Second):
+		case <-t.Context().Done():
+			return err
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -105,7 +106,10 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 // Docker, which DOCKER_HOST puts before podman, has the same image by the same name.
 func TestLoadDocker(t *testing.T) {
 	host := dockertest.Start(t)
-	compressions(t, "1.2.3+build.7", func(t *testing.T, folder string, release *dist.Release) { testLoadDocker(t, host, folder, release) })
+	// On the machine's engine other checkouts' tests load theirs.
+	compressions(t, fmt.Sprintf("1.2.3+build.%d", time.Now().UnixNano()), func(t *testing.T, folder string, release *dist.Release) {
+		testLoadDocker(t, host, folder, release)
+	})
 }
 
 func testLoadDocker(t *testing.T, host, folder string, release *dist.Release) {
@@ -115,7 +119,7 @@ func testLoadDocker(t *testing.T, host, folder string, release *dist.Release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ref != "localhost/toolbox:1.2.3_build.7" || engine != "docker" {
+	if want := "localhost/toolbox:" + strings.ReplaceAll(release.Version, "+", "_"); ref != want || engine != "docker" {
 		t.Errorf("loaded as %s into %s", ref, engine)
 	}
 	t.Setenv("DOCKER_HOST", host)

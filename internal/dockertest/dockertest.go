@@ -18,6 +18,7 @@ import (
 	docker "github.com/moby/moby/client"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/syncbuf"
 )
 
@@ -27,19 +28,19 @@ import (
 // packages. Where neither can be had the test is skipped, and fails in CI.
 func Start(t *testing.T) string {
 	t.Helper()
-	host := os.Getenv("DOCKER_HOST")
-	if host == "" {
-		host = docker.DefaultDockerHost
+	address := os.Getenv("DOCKER_HOST")
+	if address == "" {
+		address = docker.DefaultDockerHost
 	}
-	if answers(t.Context(), host) {
-		return host
+	if answers(t.Context(), address) {
+		return address
 	}
 	if os.Geteuid() != 0 {
-		citest.Skip(t, "no docker engine answers at %s, and starting one takes root", host)
+		citest.Skip(t, "no docker engine answers at %s, and starting one takes root", address)
 	}
 	dir := t.TempDir()
 	if !Programs(t) {
-		citest.Skip(t, "no docker engine answers at %s, and docker is not installed (apt-get install docker.io docker-cli)", host)
+		citest.Skip(t, "no docker engine answers at %s, and docker is not installed (apt-get install docker.io docker-cli)", address)
 	}
 	d, err := New(dir, filepath.Join(dir, "data"), map[string]any{"features": map[string]bool{"containerd-snapshotter": true}})
 	if err != nil {
@@ -137,11 +138,23 @@ func Programs(t testing.TB) bool {
 	}
 	dir := t.TempDir()
 	const script = `set -e
-cd "$1"
+cd "$1"; rm -rf ./*
 apt-get -q -o APT::Sandbox::User=root download docker.io containerd $(apt-cache pkgnames docker-cli | grep -x docker-cli || true)
 for deb in *.deb; do dpkg-deb -x "$deb" root; done`
-	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", dir).CombinedOutput(); err != nil {
-		t.Fatalf("unpacking docker: %v: %s", err, out)
+	unpack := func() error {
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", dir).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
+	if err := unpack(); err != nil { // the lists may be of before a security update
+		if err := host.Update(t.Context()); err != nil {
+			t.Log(err)
+		}
+		if again := unpack(); again != nil {
+			t.Fatalf("unpacking docker: %v, and with new lists: %v", err, again)
+		}
 	}
 	root := filepath.Join(dir, "root")
 	t.Setenv("PATH", filepath.Join(root, "usr/bin")+":"+filepath.Join(root, "usr/sbin")+":"+os.Getenv("PATH"))

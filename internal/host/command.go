@@ -29,9 +29,10 @@ func Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 
 // Apt is apt-get, which is never killed, or dpkg's database would be left half
 // written: it alone gets SIGINT, upon which it ends a download at once and lets
-// a dpkg that works come to its end.
+// a dpkg that works come to its end. It waits ten minutes for another one that
+// works, which it would not do by itself.
 func Apt(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := Command(ctx, "apt-get", args...)
+	cmd := Command(ctx, "apt-get", append([]string{"-o", "DPkg::Lock::Timeout=600"}, args...)...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 0

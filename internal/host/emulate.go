@@ -63,7 +63,16 @@ func Emulate(ctx context.Context, w io.Writer, arch string) error {
 			return fmt.Errorf("mounting binfmt_misc at %s: %w; is the kernel's binfmt_misc there (modprobe binfmt_misc)?", binfmt, err)
 		}
 	}
-	// The mount, or the package, may have brought one.
+	register, err := os.OpenFile(filepath.Join(binfmt, "register"), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("emulation of %s: %w", arch, err)
+	}
+	defer register.Close()
+	// One process at a time, each with the kernel's own file for its lock.
+	if err := unix.Flock(int(register.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("emulation of %s: locking %s: %w", arch, register.Name(), err)
+	}
+	// The mount, the package, or who had the lock may have brought one.
 	if ok, err := registered(e.magic); err != nil || ok {
 		return err
 	}
@@ -80,7 +89,10 @@ func Emulate(ctx context.Context, w io.Writer, arch string) error {
 		return fmt.Errorf("emulation of %s: %w", arch, err)
 	}
 	line := fmt.Sprintf(":%s:M::%s:%s:%s:POCF", name, e.magic, e.mask, path)
-	if err := os.WriteFile(filepath.Join(binfmt, "register"), []byte(line), 0o200); err != nil {
+	if _, err := register.WriteString(line); err != nil {
+		if ok, _ := registered(e.magic); ok && errors.Is(err, fs.ErrExist) { // by who knows no lock
+			return nil
+		}
 		return fmt.Errorf("emulation of %s: registering %s with the kernel: %w", arch, path, err)
 	}
 	fmt.Fprintf(w, "registered %s for %s programs with the kernel\n", e.program, arch)

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -113,9 +115,15 @@ func emulateAlone(t *testing.T) {
 	if ok, err := registered(e.magic); ok || err != nil {
 		t.Errorf("a disabled registration counts: %v, %v", ok, err)
 	}
-	if err := Emulate(t.Context(), &log, foreign); err != nil {
-		t.Errorf("after it was disabled: %v", err)
+	var all sync.WaitGroup
+	for range 8 { // processes that start together
+		all.Go(func() {
+			if err := Emulate(t.Context(), io.Discard, foreign); err != nil {
+				t.Errorf("after it was disabled: %v", err)
+			}
+		})
 	}
+	all.Wait()
 	if out, err := run(); err != nil || out != foreign {
 		t.Errorf("registered anew, the program says %q, %v", out, err)
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // packages says which Debian package holds a program.
@@ -87,15 +89,22 @@ func Need(ctx context.Context, w io.Writer, programs ...string) error {
 	}
 	fmt.Fprintf(w, "installing Debian packages: %s\n", strings.Join(names, " "))
 	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, names...)
-	if out, err := apt(ctx, install...); err == nil {
-		return nil
-	} else if _, uerr := apt(ctx, "update", "-q"); uerr != nil {
-		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(install, " "), err, out)
+	err := apt(ctx, install...)
+	if err == nil || Update(ctx) != nil {
+		return err
 	}
-	if out, err := apt(ctx, install...); err != nil {
-		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(install, " "), err, out)
+	return apt(ctx, install...)
+}
+
+// Update gets apt's lists anew, as root. For the lists apt waits for nobody, so
+// that two of the pipeline's processes do it one after the other.
+func Update(ctx context.Context) error {
+	done, err := Turn(ctx, "/run/loomcycle-images-apt.lock")
+	if err != nil {
+		return err
 	}
-	return nil
+	defer done()
+	return apt(ctx, "update", "-q")
 }
 
 func found(program string) bool {
@@ -103,20 +112,43 @@ func found(program string) bool {
 	return err == nil
 }
 
-func apt(ctx context.Context, args ...string) ([]byte, error) {
-	return Apt(ctx, args...).CombinedOutput()
+func apt(ctx context.Context, args ...string) error {
+	if out, err := Apt(ctx, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// Turn waits until no other process has the lock of a file, which it makes, and
+// holds it until done is called or the process ends.
+func Turn(ctx context.Context, file string) (done func(), err error) {
+	l := flock.New(file, flock.SetPermissions(0o644))
+	if _, err := l.TryLockContext(ctx, 20*time.Millisecond); err != nil {
+		return nil, fmt.Errorf("locking %s: %w", file, err)
+	}
+	return func() { _ = l.Close() }, nil
 }
 
 // unused is how long Sweep lets lie what nobody asks for.
 const unused = 7 * 24 * time.Hour
 
+// turnFile is the lock of a folder that Sweep sweeps.
+const turnFile = ".lock"
+
+// TurnIn is the Turn of a folder of a cache. Who takes an entry of it for his own
+// tells by Used before the turn is over, and sweeps in it: no other process then
+// removes the entry, or finds half of it.
+func TurnIn(ctx context.Context, dir string) (done func(), err error) {
+	return Turn(ctx, filepath.Join(dir, turnFile))
+}
+
 // Sweep removes what is in a folder of a cache and has not been used in a week.
-// Who uses an entry tells by Used. What can't be removed, another user's say, is
-// no reason to stop what is to be done now.
+// Who uses an entry tells by Used. The caller has the folder's turn (TurnIn). What
+// can't be removed, another user's say, is no reason to stop what is to be done now.
 func Sweep(dir string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > unused {
+		if info, err := e.Info(); err == nil && e.Name() != turnFile && time.Since(info.ModTime()) > unused {
 			_ = os.RemoveAll(filepath.Join(dir, e.Name()))
 		}
 	}
@@ -126,6 +158,23 @@ func Sweep(dir string) {
 func Used(name string) {
 	now := time.Now()
 	_ = os.Chtimes(name, now, now)
+}
+
+// Keep keeps entries from Sweep for as long as the context lives.
+func Keep(ctx context.Context, names ...string) {
+	go func() {
+		for tick := time.NewTicker(unused / 7); ; {
+			for _, name := range names {
+				Used(name)
+			}
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+			}
+		}
+	}()
 }
 
 // Discard removes a temporary folder. When the work was interrupted another

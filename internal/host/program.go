@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -40,17 +39,27 @@ func Program(ctx context.Context, root, dir, pkg, arch string) (_ string, err er
 	}
 	sum := sha256.Sum256(text)
 	folder := filepath.Join(dir, arch+"-"+hex.EncodeToString(sum[:16]))
-	have, err := os.ReadFile(filepath.Join(folder, name))
-	if err == nil && !bytes.Equal(have, text) { // a power cut has emptied it
-		err = errors.Join(fs.ErrNotExist, os.RemoveAll(folder))
+	if err := place(ctx, dir, tmp, folder, name, text); err != nil {
+		return "", err
 	}
+	return filepath.Join(folder, name), nil
+}
+
+// place moves the folder tmp with a program to its name below dir, unless the same
+// program is there.
+func place(ctx context.Context, dir, tmp, folder, name string, text []byte) error {
+	done, err := TurnIn(ctx, dir)
 	if err != nil {
-		// Of two that put it there at once the first has done it for both.
-		if err := errors.Join(os.Chmod(tmp, 0o755), os.Rename(tmp, folder)); err != nil && !errors.Is(err, fs.ErrExist) {
-			return "", err
+		return err
+	}
+	defer done()
+	have, err := os.ReadFile(filepath.Join(folder, name))
+	if err != nil || !bytes.Equal(have, text) { // a power cut may have emptied it
+		if err := errors.Join(os.RemoveAll(folder), os.Chmod(tmp, 0o755), os.Rename(tmp, folder)); err != nil {
+			return err
 		}
 	}
 	Used(folder)
 	Sweep(dir)
-	return filepath.Join(folder, name), nil
+	return nil
 }

@@ -1,12 +1,14 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -73,10 +75,69 @@ func TestProgram(t *testing.T) {
 	if info, err := os.Stat(compile(one)); err != nil || info.Size() == 0 {
 		t.Errorf("the empty program is kept: %v", err)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(filepath.Join(dir, "*-*")); err != nil || len(left) != 1 { // and the lock
 		t.Errorf("%v, %v", left, err)
 	}
 	if _, err := Program(t.Context(), one, dir, "./cmd/none", "arm64"); err == nil {
 		t.Error("a program that does not exist compiles")
 	}
+}
+
+// A program of last week that one process takes is not what another sweeps away
+// at that moment.
+func TestProgramIsNotSweptWhenTaken(t *testing.T) {
+	dir := t.TempDir()
+	old := time.Now().Add(-30 * 24 * time.Hour)
+	var all sync.WaitGroup
+	for _, name := range []string{"one", "two", "three"} {
+		folder := filepath.Join(dir, name)
+		all.Go(func() {
+			for range 300 {
+				tmp, err := os.MkdirTemp(dir, "new-*")
+				if err == nil {
+					err = os.WriteFile(filepath.Join(tmp, name), []byte(name), 0o755)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = os.Chtimes(folder, old, old) // which another one may have swept
+				if err := place(t.Context(), dir, tmp, folder, name, []byte(name)); err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := os.Stat(filepath.Join(folder, name)); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := os.RemoveAll(tmp); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// What is in use for weeks stays.
+func TestKeep(t *testing.T) {
+	dir := t.TempDir()
+	kept := filepath.Join(dir, "kept")
+	if err := os.Mkdir(kept, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		Keep(ctx, kept)
+		for range 30 {
+			time.Sleep(24 * time.Hour) // of the test's own clock
+			synctest.Wait()
+			Sweep(dir)
+			if _, err := os.Stat(kept); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cancel()
+	})
 }

@@ -39,6 +39,9 @@ func TestTargets(t *testing.T) {
 	}
 	var have []string
 	for _, name := range files {
+		if filepath.Base(name) == "mage_output_file.go" { // there while another run compiles
+			continue
+		}
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)

@@ -25,7 +25,9 @@ func TestSilentRequestBesideABusyOne(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	defer close(over)
-	client := http.Client{Transport: idle{s.Client().Transport, 500 * time.Millisecond}}
+	// The busy requests are of the same connection, but nobody gives them up.
+	busy := s.Client()
+	client := http.Client{Transport: idle{busy.Transport, 500 * time.Millisecond}}
 	silent := make(chan error, 1)
 	go func() {
 		res, err := client.Post(s.URL+"/silent", "", strings.NewReader("a blob"))
@@ -35,7 +37,7 @@ func TestSilentRequestBesideABusyOne(t *testing.T) {
 		silent <- err
 	}()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		res, err := client.Get(s.URL + "/busy")
+		res, err := busy.Get(s.URL + "/busy")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,6 +43,7 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		if programs[name], err = host.Program(ctx, "", filepath.Join(dir, "programs"), module+name, runtime.GOARCH); err != nil {
 			return err
 		}
+		host.Keep(ctx, filepath.Dir(programs[name])) // sessions of weeks mount it, and other checkouts sweep there
 	}
 	env := os.Environ()
 	set := func(name, value string) {

@@ -20,6 +20,7 @@ import (
 // loopback; and in a private sigstore that has neither log. The release is
 // verified by this package and by stock cosign.
 func TestKeyless(t *testing.T) {
+	programs := map[string]string{"2": cosign(t, "2"), "3": cosign(t, "3")} // compiled before others have to wait
 	sigstore := sigstoretest.Start(t)
 	for name, c := range map[string]sigstoretest.Environment{"with both logs": sigstore.Logged, "without logs": sigstore.Plain} {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +95,7 @@ func TestKeyless(t *testing.T) {
 						args = append(args, "--use-signed-timestamps")
 					}
 					cosigned := func(identity string) (string, error) {
-						return run(t, []string{"HOME=" + t.TempDir(), "TUF_ROOT=" + t.TempDir()}, cosign(t, major),
+						return run(t, []string{"HOME=" + t.TempDir(), "TUF_ROOT=" + t.TempDir()}, programs[major],
 							append(args, "--certificate-identity-regexp", identity, "--certificate-oidc-issuer", c.Vars["COSIGN_ISSUER"], "--trusted-root", c.Vars["SIGSTORE_TRUSTED_ROOT"], ref)...)
 					}
 					if out, err := cosigned(`^release@example\.test$`); err != nil {

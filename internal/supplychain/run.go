@@ -34,11 +34,19 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	all := filepath.Join(c.Cache, "supplychain")
 	dir := filepath.Join(all, digest.FromString(root).Encoded()[:16])
 	program := filepath.Join(dir, "supplychain")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(all, 0o755); err != nil {
 		return "", fmt.Errorf("make the cache folder: %w", err)
 	}
+	done, err := host.TurnIn(ctx, all)
+	if err != nil {
+		return "", err
+	}
+	err = os.MkdirAll(dir, 0o755)
 	host.Used(dir) // before it is compiled, which takes minutes
 	host.Sweep(all)
+	if done(); err != nil {
+		return "", fmt.Errorf("make the cache folder: %w", err)
+	}
 	if _, err := os.Stat(program); err != nil {
 		fmt.Fprintln(c.Log, "compiling the supply-chain program, once (a few minutes with a cold Go cache)")
 	}

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/host"
@@ -74,7 +73,7 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 	if err != nil {
 		return "", "", err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)); host.Sweep(cache) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 	if _, err := git(ctx, tmp, "init", "-q"); err != nil {
 		return "", "", err
 	}
@@ -86,14 +85,11 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 	}
 	dir = filepath.Join(cache, commit)
 	// One at a time: what another build has just put there is in use.
-	turn, err := os.OpenFile(filepath.Join(cache, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	done, err := host.TurnIn(ctx, cache)
 	if err != nil {
 		return "", "", err
 	}
-	defer turn.Close()
-	if err := syscall.Flock(int(turn.Fd()), syscall.LOCK_EX); err != nil {
-		return "", "", fmt.Errorf("locking %s: %w", cache, err)
-	}
+	defer done()
 	if !at(ctx, dir, commit) {
 		if _, err := git(ctx, tmp, "checkout", "-q", "--detach", commit); err != nil {
 			return "", "", err
@@ -103,6 +99,7 @@ func Checkout(ctx context.Context, cache, url, ref string) (dir, commit string, 
 		}
 	}
 	host.Used(dir)
+	host.Sweep(cache)
 	return dir, commit, nil
 }
 

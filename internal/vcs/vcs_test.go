@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
 func run(t *testing.T, dir string, args ...string) {
@@ -155,5 +157,44 @@ func TestCheckout(t *testing.T) {
 	left, _ := filepath.Glob(filepath.Join(cache, ".clone-*"))
 	if len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// What one process is about to take, in its turn, no other one sweeps, not even
+// one that fails.
+func TestCheckoutSweepsInItsTurn(t *testing.T) {
+	repo, cache := repository(t), t.TempDir()
+	run(t, repo, "tag", "v1")
+	dir, _, err := Checkout(t.Context(), cache, repo, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock := filepath.Join(cache, ".lock")
+	old := time.Now().AddDate(0, -1, 0)
+	for _, name := range []string{dir, lock} {
+		if err := os.Chtimes(name, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := os.Stat(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := host.TurnIn(t.Context(), cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Checkout(t.Context(), cache, repo, "no-such-tag"); err == nil {
+		t.Error("a ref that does not exist was accepted")
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Errorf("the checkout that is being taken: %v", err)
+	}
+	done()
+	if _, _, err := Checkout(t.Context(), cache, repo, "v1"); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := os.Stat(lock); err != nil || !os.SameFile(held, now) {
+		t.Errorf("who waits has another lock than who comes: %v", err)
 	}
 }

@@ -66,7 +66,7 @@ func functions(t *testing.T) map[string]*parse.Function {
 	}
 	var files []string
 	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") {
+		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") && e.Name() != "mage_output_file.go" { // there while another run compiles
 			files = append(files, e.Name())
 		}
 	}

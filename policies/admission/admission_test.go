@@ -3,6 +3,7 @@ package admission_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,12 +68,17 @@ var crds = map[string][4]string{
 func crd(t *testing.T, file string) *jsonschema.Schema {
 	t.Helper()
 	c := crds[file]
-	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", c[0])
-	cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-	out, err := cmd.Output()
 	var module struct{ Dir, Sum, Error string }
-	if jerr := json.Unmarshal(out, &module); jerr != nil || module.Dir == "" {
-		citest.Skip(t, "download %s: %v, %v, %s", c[0], err, jerr, module.Error)
+	if err := citest.Retry(t, func() error {
+		cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", c[0])
+		cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+		out, err := cmd.Output()
+		if jerr := json.Unmarshal(out, &module); jerr != nil || module.Dir == "" {
+			return fmt.Errorf("download %s: %v, %v, %s", c[0], err, jerr, module.Error)
+		}
+		return nil
+	}); err != nil {
+		citest.Skip(t, "%v", err)
 	}
 	if module.Sum != c[1] {
 		t.Fatalf("%s has the checksum %s, want %s", c[0], module.Sum, c[1])

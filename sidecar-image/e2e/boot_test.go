@@ -82,9 +82,6 @@ func TestSlowBoot(t *testing.T) {
 
 func slowBoot(t *testing.T, env map[string]string) {
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
-	if err == nil {
-		err = mute.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +93,9 @@ func slowBoot(t *testing.T, env map[string]string) {
 	p.Options(t, "runc")
 	s := prepare(t, "runc", env, p)
 	s.begin()
+	if err := mute.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
 	conn, err := mute.Accept() // it has begun
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestAbsentEngine(t *testing.T) {
 	} {
 		s := prepare(t, "runc", map[string]string{"DOCKER_HOST": address, "SANDBOX_ENGINE": "docker"}, p)
 		s.begin()
-		eventually(t, 5*time.Second, "the log says "+want, func() bool {
+		eventually(t, 30*time.Second, "the log says "+want, func() bool {
 			text := s.log.String()
 			return strings.Contains(text, want) && strings.Contains(text, address)
 		})

@@ -143,7 +143,7 @@ func TestCage(t *testing.T) {
 		c.call("sandbox_exec", m{"session_id": id, "command": "echo content-of-mine", "env": m{"A": "env-of-mine"}, "stdin": "stdin-of-mine"})
 		c.call("sandbox_write", m{"session_id": id, "path": "path-of-mine/../../x", "content": "content-of-mine"})
 		c.call("sandbox_close", m{"session_id": id})
-		eventually(t, 5*time.Second, "the close is logged", func() bool { return strings.Contains(s.log.String(), `"msg":"call","tool":"sandbox_close"`) })
+		eventually(t, 30*time.Second, "the close is logged", func() bool { return strings.Contains(s.log.String(), `"msg":"call","tool":"sandbox_close"`) })
 		calls := map[string]bool{}
 		for _, line := range strings.Split(strings.TrimSpace(s.log.String()), "\n") {
 			var entry map[string]any

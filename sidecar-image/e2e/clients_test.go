@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 )
 
@@ -170,6 +172,43 @@ console.log(JSON.stringify({ tools, text: ran.content[0].text, isError: ran.isEr
 await client.close();
 `
 
+// nodeModules is a folder with a package of npm's and what that needs, which the first run
+// of all puts into the cache folder: from then on no registry is asked.
+func nodeModules(t *testing.T, pkg, version string) string {
+	t.Helper()
+	base, err := cache.Dir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(base, "sandbox-test", "npm", strings.ReplaceAll(strings.TrimPrefix(pkg, "@"), "/", "-")+"-"+version)
+	modules := filepath.Join(kept, "node_modules")
+	if _, err := os.Stat(modules); err == nil {
+		return modules
+	}
+	if err := os.MkdirAll(filepath.Dir(kept), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var out []byte
+	for range 3 { // a registry's bad moment
+		tmp, err := os.MkdirTemp(filepath.Dir(kept), "partial-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(tmp)
+		install := exec.Command("npm", "install", "--prefix", tmp, "--no-audit", "--no-fund", pkg+"@"+version)
+		install.Dir = tmp
+		if out, err = install.CombinedOutput(); err != nil {
+			continue
+		}
+		if err := os.Rename(tmp, kept); err != nil && !errors.Is(err, os.ErrExist) { // by another run
+			t.Fatal(err)
+		}
+		return modules
+	}
+	citest.Skip(t, "npm could not install the TypeScript SDK: %s", out)
+	return ""
+}
+
 // A client that shares no code with the server.
 func TestTypeScriptClient(t *testing.T) {
 	citest.Program(t, "npm", "apt-get install npm")
@@ -180,10 +219,8 @@ func TestTypeScriptClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	install := exec.Command("npm", "install", "--no-audit", "--no-fund", "@modelcontextprotocol/sdk@1.32.2")
-	install.Dir = dir
-	if out, err := install.CombinedOutput(); err != nil {
-		citest.Skip(t, "npm could not install the TypeScript SDK: %v\n%s", err, out)
+	if err := os.Symlink(nodeModules(t, "@modelcontextprotocol/sdk", "1.32.2"), filepath.Join(dir, "node_modules")); err != nil {
+		t.Fatal(err)
 	}
 	run := exec.Command("node", "client.js", s.URL+"/mcp", token)
 	run.Dir = dir

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -190,12 +192,46 @@ func TestReadmeOnThisMachine(t *testing.T) {
 	}
 }
 
+// outer is what the machine's podman says.
+func outer(env []string, args ...string) string {
+	cmd := exec.Command("podman", args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, _ := cmd.Output()
+	return string(out)
+}
+
+// began is when a process was started, in clock ticks since the boot (proc_pid_stat(5),
+// field 22): its id alone is another's one day. It is empty for one that has ended.
+func began(pid string) string {
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return ""
+	}
+	return fields[19]
+}
+
+var ofProcess = regexp.MustCompile(`^sandbox(?:-storage|-state)?-readme-([0-9]+)-([0-9]+)$`)
+
+// removeLeft removes from the machine's podman what this test has left where it was
+// killed: a privileged container that runs, and two volumes.
+func removeLeft(env []string) {
+	for _, args := range [][2]string{{"ps -a --format {{.Names}}", "rm -f -t 0"}, {"volume ls -q", "volume rm -f"}} {
+		for _, name := range strings.Fields(outer(env, strings.Fields(args[0])...)) {
+			if m := ofProcess.FindStringSubmatch(name); m != nil && began(m[1]) != m[2] {
+				outer(env, append(strings.Fields(args[1]), name)...)
+			}
+		}
+	}
+}
+
 // Its second section: the built image with its nested podman, and the loop.
 func TestReadmeFromTheImage(t *testing.T) {
 	dist(t)
 	unload(t, "loomcycle-builder")
-	port := freePort(t)
-	suffix := "-readme-" + port[strings.LastIndex(port, ":")+1:]
+	port, env := freePort(t), []string{"CONTAINERS_CONF=" + outerConf(t)}
+	removeLeft(env)
+	suffix := fmt.Sprintf("-readme-%d-%s", os.Getpid(), began(strconv.Itoa(os.Getpid())))
 	names := strings.NewReplacer("127.0.0.1:9000", port, "--name sandbox", "--name sandbox"+suffix, "rm -f sandbox", "rm -f sandbox"+suffix,
 		"sandbox-storage", "sandbox-storage"+suffix, "sandbox-state", "sandbox-state"+suffix)
 	commands := names.Replace(section(t, "From the image"))
@@ -207,13 +243,9 @@ func TestReadmeFromTheImage(t *testing.T) {
 	if !ok {
 		t.Fatal("the README has no loop")
 	}
-	env := []string{"CONTAINERS_CONF=" + outerConf(t)}
 	t.Cleanup(func() {
-		for _, args := range [][]string{{"rm", "-f", "-t", "0", "sandbox" + suffix}, {"volume", "rm", "-f", "sandbox-storage" + suffix, "sandbox-state" + suffix}} {
-			cmd := exec.Command("podman", args...)
-			cmd.Env = append(os.Environ(), env...)
-			_ = cmd.Run()
-		}
+		outer(env, "rm", "-f", "-t", "0", "sandbox"+suffix)
+		outer(env, "volume", "rm", "-f", "sandbox-storage"+suffix, "sandbox-state"+suffix)
 	})
 	inOrder(t, script(t, 15*time.Minute, start+"\ncall() {"+loop+"\npodman rm -f"+end, env...), loopAnswers...)
 }
@@ -249,7 +281,7 @@ func TestReadmeCommands(t *testing.T) {
 		}
 		named++
 		cmd := exec.Command(bin, strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(args))...)
-		cmd.Env = []string{"SANDBOX_LISTEN_ADDR=" + s.env["SANDBOX_LISTEN_ADDR"], "SANDBOX_WORKSPACE_ROOT=" + s.env["SANDBOX_WORKSPACE_ROOT"]}
+		cmd.Env = []string{"SANDBOX_LISTEN_ADDR=" + s.env["SANDBOX_LISTEN_ADDR"], "SANDBOX_WORKSPACE_ROOT=" + s.env["SANDBOX_WORKSPACE_ROOT"], "SANDBOX_STATE_DIR=" + s.env["SANDBOX_STATE_DIR"]}
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), says) {
 			t.Errorf("%s: %v\n%s", args, err, out)
 		}

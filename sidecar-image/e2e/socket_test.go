@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -33,7 +35,19 @@ func TestEngineSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
-	s := start(t, "runc", map[string]string{"SANDBOX_ENGINE": "docker", "DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": ""})
+	agent, err := os.ReadFile(p.Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent = append(agent, rand.Text()...) // so that its volume is no other test's
+	own := filepath.Join(t.TempDir(), "session-agent")
+	if err := os.WriteFile(own, agent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(agent)
+	volume := fmt.Sprintf("loomcycle-agent-%x", sum[:8])
+	t.Cleanup(func() { _ = p.Command("volume", "rm", volume).Run() })
+	s := start(t, "runc", map[string]string{"SANDBOX_ENGINE": "docker", "DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": "", "SANDBOX_AGENT": own})
 	c := s.client()
 	id := c.open(m{})
 	if a := c.exec(id, "echo hello; cat /proc/1/cmdline | tr '\\0' ' '"); a.Text != "hello\n/run/loomcycle-agent/session-agent " {
@@ -52,6 +66,9 @@ func TestEngineSocket(t *testing.T) {
 	}
 	c.call("sandbox_close", m{"session_id": id})
 	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	// As a prune does, while no container has it.
+	s.podmanOut("volume", "rm", volume)
+	eventually(t, 20*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.
@@ -141,7 +158,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	id := c.open(m{})
 	c.exec(id, "echo kept > f")
 	stop()
-	eventually(t, 20*time.Second, "the error says that the engine is away, and not where it was", func() bool {
+	eventually(t, 30*time.Second, "the error says that the engine is away, and not where it was", func() bool {
 		a := c.exec(id, "cat f")
 		if strings.Contains(a.Text, filepath.Base(socket)) {
 			t.Errorf("a path of the host: %s", a.Text)
@@ -151,7 +168,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	if a := c.call("sandbox_open", m{}); !a.IsError || !strings.Contains(a.Text, "the container engine does not answer") || strings.Contains(a.Text, filepath.Base(socket)) || strings.Contains(a.Text, "unix:") {
 		t.Errorf("an open: %+v", a)
 	}
-	eventually(t, 5*time.Second, "it is not ready", func() bool {
+	eventually(t, 30*time.Second, "it is not ready", func() bool {
 		resp, err := http.Get(s.URL + "/readyz")
 		if err != nil {
 			return false
@@ -163,7 +180,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 		t.Errorf("an engine that is away cost a session: %s", a.Text)
 	}
 	begin()
-	eventually(t, 20*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
+	eventually(t, 30*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
 	c.call("sandbox_close", m{"session_id": c.open(m{})})
 }
 
@@ -239,7 +256,7 @@ func TestDockerStoppedAndStarted(t *testing.T) {
 		if out, err := exec.Command("sh", "-ec", "cd "+root+"; "+made).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
+		commands := strings.NewReplacer("/srv/loomcycle-workspaces", root, "loomcycle_sandbox-state", s.env["SANDBOX_STATE_DIR"], "$LOOMCYCLE_REGISTRY/loomcycle-builder-docker@$LOOMCYCLE_BUILDER_DOCKER_DIGEST", image).Replace(guide(t, "docker run --rm --user 0"))
 		script(t, time.Minute, commands, "DOCKER_HOST="+d.Host)
 		left, err := os.ReadDir(filepath.Join(root, "p"))
 		if err != nil || len(left) != 1 || left[0].Name() != "new" {
@@ -260,7 +277,6 @@ func TestVolumeRemovalOnPodman(t *testing.T) {
 	run := func(commands string) string {
 		return script(t, time.Minute, commands, "PATH="+bin+":"+os.Getenv("PATH"))
 	}
-	t.Cleanup(func() { _ = p.Command("rm", "--force", "--all").Run() })
 	run("for v in old new; do docker volume create --label loomcycle.managed=1 $v; done; docker volume create --label other=1 labelled; docker volume create sandbox-state; docker volume create mine\n" +
 		"docker create --network none --volume new:/agent --volume mine:/mine " + p.Image + " true")
 	run(strings.TrimSpace(guide(t, "docker volume rm")) + " || true # the one of a container is refused")

@@ -3,7 +3,6 @@ package e2e
 import (
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -63,7 +62,7 @@ func TestStopAnswersCalls(t *testing.T) {
 		{"as an event", "text/event-stream " + sentence, post("application/json, text/event-stream", "sleep 92")},
 		{"short", `application/json "well\n"`, post("application/json", "touch begun; until [ -f go ]; do sleep 0.05; done; echo well")},
 	}
-	eventually(t, 10*time.Second, "the commands run", func() bool {
+	eventually(t, 30*time.Second, "the commands run", func() bool {
 		running := c.exec(id, "ps -eo args; ls").Text
 		return strings.Contains(running, "sleep 91") && strings.Contains(running, "sleep 92") && strings.Contains(running, "begun")
 	})
@@ -97,13 +96,10 @@ func TestStopWhenNothingAnswers(t *testing.T) {
 		}
 		got <- a
 	}()
-	eventually(t, 10*time.Second, "the command runs", func() bool { return c.exec(id, "ls").Text == "begun\n" })
+	eventually(t, 30*time.Second, "the command runs", func() bool { return c.exec(id, "ls").Text == "begun\n" })
 	stop := func(text string) {
-		pid, err := strconv.Atoi(text)
-		if err == nil {
-			err = syscall.Kill(pid, syscall.SIGSTOP)
-		}
-		if err != nil {
+		pid := process(t, text)
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })

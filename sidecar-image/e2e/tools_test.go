@@ -152,7 +152,7 @@ func TestTextForms(t *testing.T) {
 			if a := c.exec(id, "true"); !a.IsError || !strings.Contains(a.Text, "there is no such session") {
 				t.Errorf("exec after close: %+v", a)
 			}
-			eventually(t, 10*time.Second, "the closed session's container is removed", func() bool { return len(s.containers()) == 0 })
+			eventually(t, 30*time.Second, "the closed session's container is removed", func() bool { return len(s.containers()) == 0 })
 		})
 	}
 }

@@ -93,7 +93,7 @@ func TestTraces(t *testing.T) {
 	c.call("sandbox_exec", m{"session_id": id, "command": "true", "env": m{"secret-of-name": "x"}, "stdin": "secret-of-stdin"})
 	c.call("sandbox_close", m{"session_id": id})
 	s.client().call("sandbox_list", m{})
-	eventually(t, 10*time.Second, "the spans arrive", func() bool {
+	eventually(t, 30*time.Second, "the spans arrive", func() bool {
 		return len(o.find("tools/call sandbox_close")) == 1 && len(o.find("tools/call sandbox_list")) == 1 && len(o.find("POST ")) > 0
 	})
 	open := o.find("tools/call sandbox_open")

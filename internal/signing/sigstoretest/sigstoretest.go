@@ -13,7 +13,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -31,6 +33,9 @@ import (
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
 	"github.com/loomcycle/loomcycle-images/internal/proctest"
 )
+
+// lifetime is how long tokens and keys are valid: longer than any test.
+const lifetime = 24 * time.Hour
 
 // Subject is whom Start's token is for.
 const Subject = "release@example.test"
@@ -62,7 +67,7 @@ func issuer(t testing.TB) (url string, token func(email string) string) {
 	return s.URL, func(email string) string {
 		now := time.Now()
 		text, err := jwt.Signed(signer).Claims(map[string]any{"iss": s.URL, "aud": "sigstore", "sub": email, "email": email, "email_verified": true,
-			"iat": now.Unix(), "exp": now.Add(time.Hour).Unix()}).Serialize()
+			"iat": now.Unix(), "exp": now.Add(lifetime).Unix()}).Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +112,7 @@ func logKey(t testing.TB, url string) (file string, log *root.TransparencyLog, i
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(public)
-	return file, &root.TransparencyLog{BaseURL: url, ID: sum[:], ValidityPeriodStart: time.Now().Add(-time.Hour), ValidityPeriodEnd: time.Now().Add(time.Hour),
+	return file, &root.TransparencyLog{BaseURL: url, ID: sum[:], ValidityPeriodStart: time.Now().Add(-time.Hour), ValidityPeriodEnd: time.Now().Add(lifetime),
 		HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: key.Public()}, hex.EncodeToString(sum[:])
 }
 
@@ -123,27 +128,35 @@ type Environment struct {
 type Sigstore struct{ Logged, Plain Environment }
 
 // alone waits until no other test has a timestamp authority: its metrics are
-// on port 2112, whatever one asks for.
+// on port 2112, whatever one asks for. The lock is an abstract socket, which
+// belongs to the same network namespace as the port, and to no user.
 func alone(t testing.TB) {
 	t.Helper()
-	f, err := os.OpenFile(filepath.Join(os.TempDir(), "loomcycle-sigstoretest.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("unix", "@loomcycle-sigstoretest")
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+			return
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+		select {
+		case <-time.After(100 * time.Millisecond): // polling another process
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
 	}
 }
 
 // Start runs the services until the test ends.
 func Start(t testing.TB) Sigstore {
 	t.Helper()
-	alone(t)
 	fulcio := citest.Tool(t, "sigstore", "fulcio", "", "github.com/sigstore/fulcio")
 	tsa := citest.Tool(t, "sigstore", "timestamp-server", "", "github.com/sigstore/timestamp-authority/v2/cmd/timestamp-server")
 	rekor := citest.Tool(t, "sigstore", "rekor-server", "", "github.com/sigstore/rekor-tiles/v2/cmd/rekor-server/posix")
 	ctlog := citest.Tool(t, "sigstore", "tesseract", "", "github.com/transparency-dev/tesseract/cmd/tesseract/posix")
+	alone(t)
 	iss, token := issuer(t)
 	write := func(name string, text []byte) string {
 		file := filepath.Join(t.TempDir(), name)
@@ -177,7 +190,7 @@ func Start(t testing.TB) Sigstore {
 	proctest.Serve(t, rekorURL+"/healthz", rekor, "serve", "--http-port", rport, "--grpc-port", freeport.Port(t), "--http-metrics-port", freeport.Port(t), "--hostname", "127.0.0.1",
 		"--storage-dir", t.TempDir(), "--signer-filepath", rekorKey, "--checkpoint-interval", "1s")
 
-	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(lifetime)
 	type logs = map[string]*root.TransparencyLog
 	trustedRoot := func(ctLogs, rekorLogs logs) string {
 		r, err := root.NewTrustedRoot(root.TrustedRootMediaType01,

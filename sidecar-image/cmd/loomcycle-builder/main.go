@@ -3,12 +3,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -27,6 +29,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/service"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
@@ -38,7 +41,8 @@ const usage = `loomcycle-builder runs sandbox sessions for MCP clients.
   loomcycle-builder [serve]                       serve MCP at /mcp
   loomcycle-builder workspaces list [--json]      the durable workspaces, their sizes and last uses
   loomcycle-builder workspaces prune --older-than 30d [--dry-run]
-                                                  remove those that were not used for so long
+                                                  remove those that were not used for so long and that no
+                                                  session has, by the records in SANDBOX_STATE_DIR too
   loomcycle-builder config [--markdown]           every variable
   loomcycle-builder healthcheck                   ask the running sidecar whether it is ready
   loomcycle-builder version
@@ -155,10 +159,23 @@ func workspaces(args []string, getenv func(string) string, out io.Writer) error 
 		return err
 	}
 	var infos []workspace.Info
+	records := func() (map[string]bool, error) {
+		recorded, err := session.Recorded(cmp.Or(getenv("SANDBOX_STATE_DIR"), config.DefaultStateDir))
+		switch {
+		case verb == "list" && errors.Is(err, fs.ErrNotExist):
+			err = nil // the locks alone tell
+		case err != nil:
+			err = fmt.Errorf("SANDBOX_STATE_DIR has to be the sidecar's, as its sessions may run on without it and keep their workspaces: %w", err)
+		}
+		return recorded, err
+	}
 	if verb == "list" {
-		infos, err = ws.List()
+		infos, err = ws.List(records)
 	} else {
-		infos, err = ws.Prune(time.Now().Add(-older), *dry)
+		infos, err = ws.Prune(time.Now().Add(-older), *dry, records)
+	}
+	if err != nil && len(infos) == 0 {
+		return err
 	}
 	if *asJSON {
 		return errors.Join(json.NewEncoder(out).Encode(infos), err)

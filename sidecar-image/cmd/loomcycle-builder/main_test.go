@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/session"
 )
 
 // The health check asks where the sidecar listens, and no proxy.
@@ -70,6 +72,17 @@ func TestWorkspaces(t *testing.T) {
 	work := filepath.Join(root, "p", "w1")
 	missing := filepath.Join(root, "missing")
 	used := time.Now().Add(-48 * time.Hour)
+	state, busy, none := t.TempDir(), t.TempDir(), filepath.Join(root, "none")
+	for dir, record := range map[string]session.Record{state: {ID: "sbx-a"}, busy: {ID: "sbx-b", State: session.Open, Principal: "p", Workspace: "w1"}} {
+		store, err := session.OpenStore(dir, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close() // the sidecar may run
+		if err := store.Put(record); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tc := range []struct{ root, args, want, refused string }{
 		{root, "list", "w1", ""},
 		{root, "list --json", `"name":"w1"`, ""},
@@ -89,6 +102,10 @@ func TestWorkspaces(t *testing.T) {
 		{missing, "list", "", "looking for SANDBOX_WORKSPACE_ROOT: stat " + missing},
 		{missing, "prune --older-than 1h", "", "looking for SANDBOX_WORKSPACE_ROOT: stat " + missing},
 		{"", "list", "", "SANDBOX_WORKSPACE_ROOT is not set"},
+		{root, "in-use list", "true", ""},
+		{root, "in-use prune --older-than 1d", "PRINCIPAL", ""},
+		{root, "unknown list", "w1", ""},
+		{root, "unknown prune --older-than 1d", "", "SANDBOX_STATE_DIR has to be the sidecar's"},
 		{root, "prune --older-than 1d", "w1", ""},
 		{root, "prune --older-than 0h", "PRINCIPAL", ""},
 	} {
@@ -99,7 +116,13 @@ func TestWorkspaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		err := run(append([]string{"workspaces"}, strings.Fields(tc.args)...), func(name string) string { return map[string]string{"SANDBOX_WORKSPACE_ROOT": tc.root}[name] }, nil, &out)
+		args := strings.Fields(tc.args)
+		records := state
+		if len(args) > 0 && (args[0] == "in-use" || args[0] == "unknown") { // is the workspace, by the records
+			records, args = map[string]string{"in-use": busy, "unknown": none}[args[0]], args[1:]
+		}
+		env := map[string]string{"SANDBOX_WORKSPACE_ROOT": tc.root, "SANDBOX_STATE_DIR": records}
+		err := run(append([]string{"workspaces"}, args...), func(name string) string { return env[name] }, nil, &out)
 		if tc.refused == "" && (err != nil || !strings.Contains(out.String(), tc.want)) {
 			t.Errorf("%s: %v, %s", tc.args, err, &out)
 		}

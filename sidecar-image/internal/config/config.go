@@ -23,6 +23,12 @@ import (
 // DefaultListen is where the sidecar listens, and is asked for its health.
 const DefaultListen = "127.0.0.1:9000"
 
+// dockerHost is where docker is without DOCKER_HOST.
+const dockerHost = "unix:///var/run/docker.sock"
+
+// DefaultStateDir is where the session records are.
+const DefaultStateDir = "/var/lib/loomcycle-builder"
+
 // DefaultImage is what sandbox_open may call SANDBOX_IMAGE.
 const DefaultImage = "default"
 
@@ -45,10 +51,11 @@ type Config struct {
 	Issuer    string
 	Audience  string
 	Leeway    time.Duration
+	Once      bool
 	InjectEnv bool
 
 	Engine        string
-	Host          string
+	Host          string // of a running engine; empty for a podman that the sidecar starts
 	Runtime       string
 	PodmanOptions []string
 	Agent         string
@@ -85,6 +92,7 @@ type Config struct {
 	WorkspaceRoot string
 	WorkspaceHost string
 	WorkspaceMB   int64
+	Workspaces    int // of one principal, 0 for no limit
 
 	Traces string // any endpoint; the OpenTelemetry SDK reads the variables itself
 
@@ -114,14 +122,15 @@ var Vars = []Var{
 	{"SANDBOX_AUTH_TOKEN_FILE", "", "file of tokens, one a line, as SECRET or NAME=SECRET; read again when it has changed", str(func(c *Config) *string { return &c.TokenFile })},
 	{"SANDBOX_ALLOW_ANON", "0", "1 lets requests in without a token, on a loopback address only", boolean(func(c *Config) *bool { return &c.Anon })},
 	{"SANDBOX_IDENTITY_JWKS", "", "file or URL of a JSON Web Key Set; when set, each call needs a token signed by one of its keys in X-Loom-Identity", str(func(c *Config) *string { return &c.JWKS })},
-	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the two below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
+	{"SANDBOX_IDENTITY_ISSUER", "", "issuer (iss) that identities must have; empty accepts any. It and the three below are refused without SANDBOX_IDENTITY_JWKS", str(func(c *Config) *string { return &c.Issuer })},
 	{"SANDBOX_IDENTITY_AUDIENCE", "sandbox", "audience (aud) that identities must have", str(func(c *Config) *string { return &c.Audience })},
 	{"SANDBOX_IDENTITY_LEEWAY_SECONDS", "30", "difference allowed between the signer's clock and ours", seconds(func(c *Config) *time.Duration { return &c.Leeway }, 0)},
+	{"SANDBOX_IDENTITY_REQUIRE_JTI", "0", "1 refuses an identity without an id of its own (jti): one that has it is accepted once, one without it until it expires", boolean(func(c *Config) *bool { return &c.Once })},
 	{"SANDBOX_ALLOW_ENV_INJECTION", "0", "1 turns X-Loom-Sandbox-Env-NAME headers of sandbox_open into session environment", boolean(func(c *Config) *bool { return &c.InjectEnv })},
 
 	{"SANDBOX_ENGINE", "podman", "podman or docker; podman without an address below is started by the sidecar", oneOf(func(c *Config) *string { return &c.Engine }, "podman", "docker")},
 	{"CONTAINER_HOST", "", "address of a running podman service (unix:///run/podman/podman.sock)", host},
-	{"DOCKER_HOST", "", "address of a running engine (unix:///var/run/docker.sock)", host},
+	{"DOCKER_HOST", "", "address of a running engine; empty for " + dockerHost + " with SANDBOX_ENGINE=docker", host},
 	{"SANDBOX_RUNTIME", "", "OCI runtime of the sessions: runc, crun, runsc (gVisor), kata (docker only); empty for the engine's default", oneOf(func(c *Config) *string { return &c.Runtime }, "", "runc", "crun", "runsc", "kata")},
 	{"SANDBOX_PODMAN_OPTIONS", "", "global options for the podman that the sidecar starts, separated by spaces", func(c *Config, v string) error { c.PodmanOptions = strings.Fields(v); return nil }},
 	{"SANDBOX_AGENT", "/usr/local/bin/session-agent", "the session agent's binary, as the sidecar sees it", str(func(c *Config) *string { return &c.Agent })},
@@ -155,16 +164,17 @@ var Vars = []Var{
 	{"SANDBOX_MAX_OUTPUT_BYTES", "4194304", "largest max_output_bytes", integer(func(c *Config) *int64 { return &c.Output.Max }, 256)},
 	{"SANDBOX_MAX_FILE_BYTES", "16777216", "largest content of one sandbox_write or sandbox_read", integer(func(c *Config) *int64 { return &c.MaxFile }, 1024)},
 
-	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once", count(func(c *Config) *int { return &c.Sessions })},
+	{"SANDBOX_MAX_SESSIONS", "200", "sessions open at once; when of closed ones more than that, or than the next two, still have containers, sandbox_open waits for those to be removed", count(func(c *Config) *int { return &c.Sessions })},
 	{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "20", "sessions of one principal open at once", count(func(c *Config) *int { return &c.PerPrincipal })},
 	{"SANDBOX_MAX_SESSIONS_PER_TENANT", "", "sessions of one tenant's principals open at once, where identities are signed; empty for SANDBOX_MAX_SESSIONS less SANDBOX_MAX_SESSIONS_PER_PRINCIPAL, or the latter if that is more", count(func(c *Config) *int { return &c.PerTenant })},
 	{"SANDBOX_WARM_POOL", "0", "containers of the default shape kept ready, SANDBOX_MAX_SESSIONS at most", count(func(c *Config) *int { return &c.WarmPool })},
 
-	{"SANDBOX_STATE_DIR", "/var/lib/loomcycle-builder", "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
+	{"SANDBOX_STATE_DIR", DefaultStateDir, "directory of the session records; keep it over restarts", str(func(c *Config) *string { return &c.StateDir })},
 	{"SANDBOX_INSTANCE", "", "this sidecar's id on its engine; empty makes one and keeps it in the state directory", str(func(c *Config) *string { return &c.Instance })},
 	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces, in one that is there; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
 	{"SANDBOX_WORKSPACE_HOST_ROOT", "", "the same directory as the engine's host sees it, where that differs", str(func(c *Config) *string { return &c.WorkspaceHost })},
 	{"SANDBOX_WORKSPACE_QUOTA_MB", "4096", "size of one workspace in MiB; 0 for no limit", integer(func(c *Config) *int64 { return &c.WorkspaceMB }, 0)},
+	{"SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL", "20", "workspaces of one principal, in use or not; 0 for no limit", count(func(c *Config) *int { return &c.Workspaces })},
 
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", address(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},
@@ -177,7 +187,7 @@ var Vars = []Var{
 // needs are variables that protect, or keep, nothing where another is not set: who sets
 // one alone believes in what is not there.
 var needs = map[string]string{
-	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS",
+	"SANDBOX_IDENTITY_ISSUER": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_AUDIENCE": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_LEEWAY_SECONDS": "SANDBOX_IDENTITY_JWKS", "SANDBOX_IDENTITY_REQUIRE_JTI": "SANDBOX_IDENTITY_JWKS",
 	"SANDBOX_MAX_SESSIONS_PER_TENANT": "SANDBOX_IDENTITY_JWKS", "SANDBOX_WORKSPACE_HOST_ROOT": "SANDBOX_WORKSPACE_ROOT",
 }
 
@@ -200,6 +210,9 @@ func Load(getenv func(string) string) (*Config, error) {
 		if err := v.set(c, value); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", v.Name, err))
 		}
+	}
+	if c.Host == "" && c.Engine == "docker" {
+		c.Host = dockerHost
 	}
 	if c.PerTenant < 0 {
 		c.PerTenant = max(c.Sessions-c.PerPrincipal, c.PerPrincipal)

@@ -29,7 +29,7 @@ func TestVariables(t *testing.T) {
 	for _, row := range [][3]string{
 		{"SANDBOX_LISTEN_ADDR", "127.0.0.2:1", "Listen:127.0.0.2:1"}, {"SANDBOX_LOG_LEVEL", "warn", "Log:warn"},
 		{"SANDBOX_AUTH_TOKENS", "a=one", "Tokens:[{Name:a Secret:one}]"}, {"SANDBOX_AUTH_TOKEN_FILE", "/tokens", "TokenFile:/tokens"}, {"SANDBOX_ALLOW_ANON", "1", "Anon:true"},
-		{"SANDBOX_IDENTITY_JWKS", "/jwks", "JWKS:/jwks"}, {"SANDBOX_IDENTITY_ISSUER", "loom", "Issuer:loom"}, {"SANDBOX_IDENTITY_AUDIENCE", "us", "Audience:us"}, {"SANDBOX_IDENTITY_LEEWAY_SECONDS", "7", "Leeway:7s"},
+		{"SANDBOX_IDENTITY_JWKS", "/jwks", "JWKS:/jwks"}, {"SANDBOX_IDENTITY_ISSUER", "loom", "Issuer:loom"}, {"SANDBOX_IDENTITY_AUDIENCE", "us", "Audience:us"}, {"SANDBOX_IDENTITY_LEEWAY_SECONDS", "7", "Leeway:7s"}, {"SANDBOX_IDENTITY_REQUIRE_JTI", "1", "Once:true"},
 		{"SANDBOX_ALLOW_ENV_INJECTION", "1", "InjectEnv:true"},
 		{"SANDBOX_ENGINE", "docker", "Engine:docker"}, {"CONTAINER_HOST", "unix:///p", "Host:unix:///p"}, {"SANDBOX_RUNTIME", "crun", "Runtime:crun"}, {"SANDBOX_PODMAN_OPTIONS", "--a --b", "PodmanOptions:[--a --b]"},
 		{"SANDBOX_AGENT", "/agent", "Agent:/agent"}, {"SANDBOX_AGENT_PATH", "/host/agent", "AgentPath:/host/agent"}, {"SANDBOX_ULIMIT_NOFILE", "101", "NoFile:101"}, {"SANDBOX_ULIMIT_NPROC", "102000", "NProc:102000"},
@@ -43,7 +43,7 @@ func TestVariables(t *testing.T) {
 		{"SANDBOX_OUTPUT_BYTES", "1001", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_OUTPUT_BYTES", "1002", "Output:{Default:1001 Max:1002}"}, {"SANDBOX_MAX_FILE_BYTES", "1025", "MaxFile:1025"},
 		{"SANDBOX_MAX_SESSIONS", "21", "Sessions:21"}, {"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL", "22", "PerPrincipal:22"}, {"SANDBOX_MAX_SESSIONS_PER_TENANT", "20", "PerTenant:20"}, {"SANDBOX_WARM_POOL", "19", "WarmPool:19"},
 		{"SANDBOX_STATE_DIR", "/state", "StateDir:/state"}, {"SANDBOX_INSTANCE", "me", "Instance:me"},
-		{"SANDBOX_WORKSPACE_ROOT", "/ws", "WorkspaceRoot:/ws"}, {"SANDBOX_WORKSPACE_HOST_ROOT", "/host/ws", "WorkspaceHost:/host/ws"}, {"SANDBOX_WORKSPACE_QUOTA_MB", "24", "WorkspaceMB:24"},
+		{"SANDBOX_WORKSPACE_ROOT", "/ws", "WorkspaceRoot:/ws"}, {"SANDBOX_WORKSPACE_HOST_ROOT", "/host/ws", "WorkspaceHost:/host/ws"}, {"SANDBOX_WORKSPACE_QUOTA_MB", "24", "WorkspaceMB:24"}, {"SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL", "26", "Workspaces:26"},
 		{"SANDBOX_RUN_STATUS_URL", "http://r/{root_run_id}", "RunStatusURL:http://r/{root_run_id}"}, {"SANDBOX_RUN_STATUS_TOKEN", "status", "RunStatusToken:status"}, {"SANDBOX_RUN_STATUS_INTERVAL_SECONDS", "25", "RunStatusInterval:25s"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://o", "Traces:http://o"},
 	} {
@@ -117,6 +117,7 @@ func TestRefused(t *testing.T) {
 		{"SANDBOX_IDENTITY_ISSUER=loom", "SANDBOX_IDENTITY_ISSUER is set, but means nothing without SANDBOX_IDENTITY_JWKS"},
 		{"SANDBOX_IDENTITY_AUDIENCE=sandbox", "SANDBOX_IDENTITY_AUDIENCE is set"},
 		{"SANDBOX_IDENTITY_LEEWAY_SECONDS=1", "SANDBOX_IDENTITY_LEEWAY_SECONDS is set"},
+		{"SANDBOX_IDENTITY_REQUIRE_JTI=1", "SANDBOX_IDENTITY_REQUIRE_JTI is set"},
 		{"SANDBOX_MAX_SESSIONS_PER_TENANT=3", "SANDBOX_MAX_SESSIONS_PER_TENANT is set"},
 		{"SANDBOX_IDENTITY_JWKS=/keys SANDBOX_IDENTITY_ISSUER=loom SANDBOX_MAX_SESSIONS_PER_TENANT=3", ""},
 		{"SANDBOX_WORKSPACE_HOST_ROOT=/srv/ws", "SANDBOX_WORKSPACE_HOST_ROOT is set, but means nothing without SANDBOX_WORKSPACE_ROOT"},
@@ -139,6 +140,20 @@ func TestRefused(t *testing.T) {
 		_, err := load(env)
 		if (err != nil) != (c.want != "") || err != nil && (!strings.HasPrefix(err.Error(), c.want) || strings.Contains(err.Error(), "s3cret")) {
 			t.Errorf("%s: %v", c.set, err)
+		}
+	}
+}
+
+// Docker is a running engine, also where only its name was given: the sidecar neither makes
+// room for its containers nor ends its sessions.
+func TestHost(t *testing.T) {
+	for _, c := range []struct{ engine, podman, docker, want string }{
+		{"", "", "", ""}, {"podman", "", "", ""}, {"docker", "", "", "unix:///var/run/docker.sock"}, {"docker", "", "tcp://h:2375", "tcp://h:2375"},
+		{"docker", "unix:///p", "", "unix:///p"}, {"", "unix:///p", "", "unix:///p"}, {"podman", "", "unix:///d", "unix:///d"},
+	} {
+		got, err := load(map[string]string{"SANDBOX_IMAGE": "i", "SANDBOX_ENGINE": c.engine, "CONTAINER_HOST": c.podman, "DOCKER_HOST": c.docker})
+		if err != nil || got.Host != c.want {
+			t.Errorf("%+v: %q, %v", c, got.Host, err)
 		}
 	}
 }

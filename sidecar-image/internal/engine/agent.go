@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -33,34 +35,80 @@ func (e *Engine) provideAgent() error {
 		if err != nil {
 			return err
 		}
-		sum := sha256.Sum256(b)
-		// Named by content: an upgrade brings a new volume, and sessions of the old
-		// sidecar keep theirs.
-		e.mount = mount.Mount{Type: mount.TypeVolume, Source: "loomcycle-agent-" + hex.EncodeToString(sum[:8]), Target: agentDir, ReadOnly: true}
+		e.mount = mount.Mount{Type: mount.TypeVolume, Source: volumeName(b), Target: agentDir, ReadOnly: true}
 	}
 	return nil
 }
 
-// carrierRemoval is what an engine has to remove the container that carries the agent.
-const carrierRemoval = 10 * time.Second
+// volumeName is by content: an upgrade brings a new volume, and sessions of the old
+// sidecar keep theirs.
+func volumeName(agent []byte) string {
+	sum := sha256.Sum256(agent)
+	return "loomcycle-agent-" + hex.EncodeToString(sum[:8])
+}
+
+const (
+	// placeTimeout is what an engine has to get the agent, which all wait for.
+	placeTimeout = time.Minute
+	// carrierRemoval is what it has to remove the container that carries the agent.
+	carrierRemoval = 10 * time.Second
+)
+
+// placed is the volume that is known to hold the agent.
+type placed struct {
+	placing sync.Mutex   // it is filled by one
+	at      atomic.Value // when the engine made it, in its own words; empty when nobody knows
+}
+
+// forget has the volume looked into before it is used again.
+func (p *placed) forget() { p.at.Store("") }
 
 // PlaceAgent brings the agent to where sessions get it from. An engine behind a socket
 // does not see the sidecar's files, so the agent travels through the archive
 // API into a volume; that call needs a container, never started, and any image
-// will do.
+// will do. It costs little while the volume is the one that was filled: between two
+// sessions an operator may prune it, and the engine then makes an empty one for the next.
 func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if e.mount.Type != mount.TypeVolume {
 		return nil
 	}
-	_, agent, err := e.agentFile()
+	e.placed.placing.Lock()
+	defer e.placed.placing.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
+	found, err := e.api.VolumeInspect(ctx, e.mount.Source, client.VolumeInspectOptions{})
+	switch has := found.Volume; {
+	case cerrdefs.IsNotFound(err):
+	case err != nil:
+		return e.wrap("looking for the session agent's volume", err)
+	case has.CreatedAt != "" && has.CreatedAt == e.placed.at.Load():
+		return nil
+	case has.Labels[LabelManaged] == "":
+		// Made by the engine, so no operator would find it; refused while a container has it.
+		_, _ = e.api.VolumeRemove(ctx, e.mount.Source, client.VolumeRemoveOptions{})
+	}
+	file, agent, err := e.agentFile()
 	if err != nil {
 		return err
 	}
-	if _, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}}); err != nil {
+	if volumeName(agent) != e.mount.Source {
+		return fmt.Errorf("the session agent %s (SANDBOX_AGENT) is another than when the sidecar started: restart the sidecar", file)
+	}
+	made, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}})
+	if err != nil {
 		return e.wrap("making the session agent's volume", err)
 	}
+	if err := e.fillVolume(ctx, imageID, agent); err != nil {
+		return err
+	}
+	e.placed.at.Store(made.Volume.CreatedAt)
+	return nil
+}
+
+// fillVolume copies the agent into its volume, unless it is there.
+func (e *Engine) fillVolume(ctx context.Context, imageID string, agent []byte) error {
 	cfg, host := e.carrier(imageID)
-	c, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: cfg, HostConfig: host})
+	c, err := e.onlyCarrier(ctx, cfg, host)
 	if err != nil {
 		return e.wrap("making the container that carries the session agent", err)
 	}

@@ -125,8 +125,11 @@ type Engine struct {
 	podman bool
 	cpus   int         // of the engine's host
 	mount  mount.Mount // what brings the agent into a session
+	placed placed      // where that is a volume
 	sweep  *sweeper    // of a podman that Open started
 	last   recent      // List's answer
+
+	patience time.Duration // carrierPatience, but in tests
 }
 
 // Spec is what differs from one session container to the next.
@@ -159,7 +162,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{opts: opts}
+	e := &Engine{opts: opts, patience: carrierPatience}
 	host := opts.Host
 	if opts.Runtime == "kata" && host == "" {
 		return nil, errKata
@@ -462,7 +465,8 @@ func (e *Engine) configs(s Spec) (*container.Config, *container.HostConfig) {
 		Labels:     s.Labels,
 		// The agent's frames; it stays when the sidecar goes.
 		OpenStdin: true, AttachStdin: true, AttachStdout: true, AttachStderr: true,
-		StopSignal: "SIGKILL",
+		// Whatever the image says: the agent passes it on. Who closes a session kills.
+		StopSignal: "SIGTERM",
 	}
 	host := &container.HostConfig{
 		Runtime:        e.opts.Runtime,
@@ -532,6 +536,7 @@ func (e *Engine) Start(ctx context.Context, id string) error {
 	if err == nil {
 		return nil
 	}
+	e.placed.forget() // it may be that the agent is not there
 	err = e.wrap("starting the session's container", err)
 	if strings.Contains(err.Error(), "exit status") {
 		if text := said(); text != "" {
@@ -607,26 +612,52 @@ func (e *Engine) Connect(ctx context.Context, id string) (io.ReadWriteCloser, er
 	return newStdio(h, e.opts.Log, id), nil
 }
 
-// Inspect returns a container's state; ok is false when there is none.
+// writtenDown is how long podman's monitor may take from the end of a container, and of its
+// output, to write down how it ended.
+const writtenDown = 2 * time.Second
+
+// Inspect returns a container's state; ok is false when there is none. For one that has just
+// ended it waits up to writtenDown for what it ended with.
 func (e *Engine) Inspect(ctx context.Context, id string) (s State, ok bool, err error) {
+	var seen time.Time // to be gone
+	for {
+		s, gone, ok, err := e.inspect(ctx, id)
+		if !gone || err != nil {
+			return s, ok, err
+		}
+		if seen.IsZero() {
+			seen = time.Now()
+		} else if time.Since(seen) > writtenDown {
+			// Podman takes a container whose monitor was killed with it for running, for good.
+			s.Running = false
+			return s, ok, nil
+		}
+		select {
+		case <-ctx.Done():
+			return State{}, false, e.wrap("waiting for the end of the session's container to be written down", ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// inspect is Inspect without the wait: gone is true for a container that runs for podman and
+// has no process.
+func (e *Engine) inspect(ctx context.Context, id string) (s State, gone, ok bool, err error) {
 	found, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if cerrdefs.IsNotFound(err) {
-		return State{}, false, nil
+		return State{}, false, false, nil
 	}
 	if err != nil {
-		return State{}, false, e.wrap("looking at the session's container", err)
+		return State{}, false, false, e.wrap("looking at the session's container", err)
 	}
 	c := found.Container
 	s = State{ID: c.ID, GVisor: e.opts.Runtime == "runsc" || c.HostConfig != nil && c.HostConfig.Runtime == "runsc", Labels: c.Config.Labels}
 	if c.State != nil {
 		s.Running, s.OOMKilled, s.ExitCode = c.State.Running, c.State.OOMKilled, c.State.ExitCode
-		if e.child != nil && s.Running && c.State.Pid > 0 {
-			// Podman takes a container whose monitor was killed with it for running,
-			// for good. Its processes are in this namespace, as podman is.
-			s.Running = unix.Kill(c.State.Pid, 0) != unix.ESRCH
-		}
+		// Its processes are in this namespace, as a podman that was started here is.
+		gone = e.child != nil && s.Running && c.State.Pid > 0 && unix.Kill(c.State.Pid, 0) == unix.ESRCH
 	}
-	return s, true, nil
+	return s, gone, true, nil
 }
 
 // List returns the containers of one sidecar instance, running or not.

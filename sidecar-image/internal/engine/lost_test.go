@@ -2,10 +2,18 @@ package engine_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
@@ -62,5 +70,59 @@ func TestListHealsALostLayer(t *testing.T) {
 	}
 	if out, err := p.Command("ps", "-aq", "--no-trunc", "--filter", "id="+id).Output(); err != nil || len(out) > 0 {
 		t.Errorf("the container is still there: %s %v", out, err)
+	}
+}
+
+// A container's monitor reaps it before it writes down how it ended, and may be preempted
+// between the two: who looks just then is told what it ended with all the same. One whose
+// monitor was killed is over too.
+func TestEndIsWrittenDown(t *testing.T) {
+	p := enginetest.New(t)
+	opts := p.Options(t, "runc")
+	var looks atomic.Int64
+	var again atomic.Pointer[func()] // what comes before the second look
+	opts.Trace = []otelhttp.Option{otelhttp.WithFilter(func(r *http.Request) bool {
+		if f := again.Load(); f != nil && strings.HasSuffix(r.URL.Path, "/json") && looks.Add(1) == 2 {
+			(*f)()
+		}
+		return false
+	})}
+	e := enginetest.Open(t, opts)
+	for what, late := range map[string]bool{"a monitor that is late": true, "one that was killed": false} {
+		t.Run(what, func(t *testing.T) {
+			again.Store(nil)
+			c := open(t, e, p.Image, nil)
+			out, err := p.Command("inspect", "--format", "{{.State.ConmonPid}} {{.State.Pid}}", c.id).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var monitor, pid int
+			if _, err := fmt.Sscan(string(out), &monitor, &pid); err != nil || monitor <= 0 || pid <= 0 {
+				t.Fatalf("%q: %v", out, err)
+			}
+			for _, p := range []int{monitor, pid} { // what the monitor does is done below
+				if err := syscall.Kill(p, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for syscall.Kill(pid, 0) != syscall.ESRCH {
+				time.Sleep(time.Millisecond)
+			}
+			// As conmon writes it, in podman's tmpdir.
+			write := func() {
+				exit := filepath.Join(p.Flags[slices.Index(p.Flags, "--tmpdir")+1], "exits", c.id)
+				if err := os.WriteFile(exit, []byte("137"), 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+			if late {
+				looks.Store(0)
+				again.Store(&write)
+			}
+			state, ok, err := e.Inspect(t.Context(), c.id)
+			if err != nil || !ok || state.Running || late && state.ExitCode != 137 {
+				t.Errorf("%+v, %v, %v", state, ok, err)
+			}
+		})
 	}
 }

@@ -104,21 +104,21 @@ func TestWindow(t *testing.T) {
 			fill(wire.Window)
 			until("what the pipe took", func() bool { return granted[deaf] >= pipe })
 			fill(pipe)
-			ping := func() error {
-				if err := w.Write(wire.TPing, 0); err != nil {
+			answers := func() error {
+				if err := w.WriteJSON(wire.TRead, look, wire.Read{Path: "none"}); err != nil {
 					return err
 				}
 				f, err := r.Read()
-				if err == nil && f.Type != wire.TPing {
-					t.Fatalf("a ping is answered with a frame of type %d", f.Type)
+				if err == nil && (f.Type != wire.TError || f.Stream != look) {
+					t.Fatalf("a read is answered with a frame of type %d on stream %d", f.Type, f.Stream)
 				}
 				return err
 			}
-			if err := ping(); err != nil {
+			if err := answers(); err != nil {
 				t.Fatalf("with its whole window used: %v", err)
 			}
 			fill(1)
-			if err := ping(); err == nil || late.Load() {
+			if err := answers(); err == nil || late.Load() {
 				t.Errorf("one byte above the window: %v", err)
 			}
 		})

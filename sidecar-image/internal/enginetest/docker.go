@@ -50,6 +50,13 @@ func NewDocker(t testing.TB) *Docker {
 	if err := d.Start(); err != nil {
 		citest.Skip(t, "docker does not run on this host: %v", err)
 	}
+	// What tests have left that were killed.
+	for _, args := range [][2]string{{"ps --all --quiet", "rm --force --volumes"}, {"volume ls --quiet", "volume rm --force"}} {
+		out, _ := d.Command(strings.Fields(args[0])...).Output()
+		if left := strings.Fields(string(out)); len(left) > 0 {
+			_ = d.Command(append(strings.Fields(args[1]), left...)...).Run()
+		}
+	}
 	if d.Image, err = d.Load(p, p.Image); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ package enginetest
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -40,6 +41,7 @@ type Podman struct {
 
 var (
 	setup  sync.Mutex
+	using  *os.File // says that this program uses the storage
 	agent  string
 	pulled string
 )
@@ -60,7 +62,17 @@ func New(t testing.TB) *Podman {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Podman{Flags: []string{"--root", filepath.Join(cache, "storage"), "--runroot", filepath.Join(os.TempDir(), "loomcycle-test-podman"), "--cgroup-manager", "cgroupfs", "--events-backend", "file"}}
+	// Podman knows a new boot by a file that is not there yet, by default one for all storages:
+	// where another podman has made it, what this storage keeps has numbers of locks that are
+	// given to others too, and a container with its own volume's hangs. /run ends as the locks do.
+	root := filepath.Join(cache, "podman")
+	run := fmt.Sprintf("/run/loomcycle-test-%.4x", sha256.Sum256([]byte(root))) // podman takes 50 characters
+	p := &Podman{Flags: []string{"--root", root, "--runroot", run, "--tmpdir", filepath.Join(run, "tmp"), "--cgroup-manager", "cgroupfs", "--events-backend", "file"}}
+	if using == nil {
+		if using, err = share(filepath.Join(cache, "using"), p.empty); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if p.Agent, err = Agent(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,10 +124,27 @@ func New(t testing.TB) *Podman {
 func (p *Podman) Apart(t testing.TB) *Podman {
 	own := *p
 	own.Flags = append(slices.Clone(p.Flags), "--storage-opt", "additionalimagestore="+p.Root())
-	for _, flag := range []string{"--root", "--runroot"} {
+	for _, flag := range []string{"--root", "--runroot", "--tmpdir"} {
 		own.Flags[slices.Index(own.Flags, flag)+1] = t.TempDir()
 	}
+	t.Cleanup(own.empty)
 	return &own
+}
+
+// empty removes every container and volume: what tests have left that were killed, or what
+// has a lock of podman's, of which there are 2048 for all storages of a boot.
+func (p *Podman) empty() {
+	_ = p.cmd("rm", "--force", "--all", "--time", "0").Run()
+	_ = p.cmd("volume", "rm", "--force", "--all").Run()
+	var left []struct{ ID, Bundle string } // of which podman knows nothing
+	if out, err := exec.Command("runc", "list", "--format", "json").Output(); err != nil || json.Unmarshal(out, &left) != nil {
+		return
+	}
+	for _, c := range left {
+		if strings.HasPrefix(c.Bundle, p.Root()+"/") {
+			_ = exec.Command("runc", "delete", "--force", c.ID).Run()
+		}
+	}
 }
 
 // Root is the directory of the podman's storage.

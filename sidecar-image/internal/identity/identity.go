@@ -105,6 +105,7 @@ type Options struct {
 	Issuer   string // required of tokens when not empty
 	Audience string
 	Leeway   time.Duration
+	Once     bool // refuse an identity without a jti, which could be used again until it expires
 	Now      func() time.Time
 	Log      *slog.Logger
 
@@ -124,6 +125,8 @@ type Authenticator struct {
 	tokens *file[[]Token] // nil without Options.File
 	keys   jwt.Keyfunc
 	parser *jwt.Parser
+
+	replayable sync.Once // until the log has told of an identity without a jti
 
 	mu   sync.Mutex
 	seen map[string]time.Time // jti of used identities, until they expire
@@ -389,6 +392,9 @@ func (a *Authenticator) identity(token string) (Who, error) {
 	if _, ok := t.Header["crit"]; ok {
 		return refuse(errors.New("its header has crit, which names extensions that are not understood here"))
 	}
+	if a.opts.Once && c.ID == "" {
+		return refuse(errors.New("it has no jti, which this sidecar requires (SANDBOX_IDENTITY_REQUIRE_JTI): give each token one of its own"))
+	}
 	who := session.Caller{Tenant: c.Tenant, RootRun: c.RootRun}
 	subject := c.Principal
 	if subject == "" {
@@ -414,9 +420,14 @@ func (a *Authenticator) identity(token string) (Who, error) {
 // Use marks the identity of a request used, when the request is about to be
 // served: one that is turned away may come again with it. It fails for an identity
 // that was used before, by its jti, and for one that has expired since it was judged,
-// which may have been forgotten.
+// which may have been forgotten. One without a jti is good until it expires.
 func (a *Authenticator) Use(w Who) error {
 	if w.jti == "" {
+		if w.Known && a.keys != nil {
+			a.replayable.Do(func() {
+				a.opts.Log.Warn("an identity has no jti: whoever gets hold of such a token can use it again until it expires; have each token signed with a jti of its own, and set SANDBOX_IDENTITY_REQUIRE_JTI=1")
+			})
+		}
 		return nil
 	}
 	key := w.jti

@@ -308,6 +308,42 @@ func TestAttestedIdentity(t *testing.T) {
 		}
 		clock = now
 	})
+	t.Run("no jti", func(t *testing.T) {
+		var log bytes.Buffer
+		for _, once := range []bool{false, true} {
+			opts := a.opts
+			opts.Once, opts.Log = once, slog.New(slog.NewTextHandler(&log, nil))
+			a, err := New(t.Context(), opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tc := range []struct {
+				name string
+				jti  any
+				want string
+			}{{"none", nil, "no jti"}, {"an empty one", "", "no jti"}, {"one of its own", "j", ""}} {
+				token := es(func(c jwt.MapClaims) { c["jti"] = tc.jti })
+				for uses := range 2 {
+					who, err := a.Authenticate(header(HeaderIdentity, token))
+					if refused := once && tc.want != ""; (err != nil) != refused || refused && !strings.Contains(err.Error(), tc.want) {
+						t.Errorf("%s, required %v: %v", tc.name, once, err)
+					}
+					if err != nil {
+						continue
+					}
+					if err := a.Use(who); (err != nil) != (tc.jti == "j" && uses == 1) {
+						t.Errorf("%s, required %v, use %d: %v", tc.name, once, uses+1, err)
+					}
+				}
+			}
+			if err := a.Use(Who{}); err != nil { // the bearer alone
+				t.Error(err)
+			}
+		}
+		if n := strings.Count(log.String(), "SANDBOX_IDENTITY_REQUIRE_JTI"); n != 1 {
+			t.Errorf("the log tells of it %d times:\n%s", n, log.String())
+		}
+	})
 	t.Run("the bearer alone", func(t *testing.T) {
 		if who, err := a.Authenticate(header(HeaderTenant, "acme")); err != nil || who.Known || who.Principal != "" {
 			t.Errorf("%+v, %v", who, err)

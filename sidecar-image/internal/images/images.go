@@ -42,7 +42,6 @@ type Images struct {
 	Now    func() time.Time // nil is time.Now
 
 	flights singleflight.Group // by reference
-	using   sync.Mutex         // the engine's volume of session agents is filled by one
 
 	mu    sync.Mutex
 	known map[string]answer
@@ -96,7 +95,7 @@ func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) 
 	// By reference too: a signature is looked for in the reference's repository.
 	key := ref + "\x00" + img.ID
 	i.mu.Lock()
-	ready, old := i.ready[key], i.known[ref]
+	ready := i.ready[key]
 	i.mu.Unlock()
 	if !ready {
 		if err := i.verify(ctx, ref, img); err != nil {
@@ -109,13 +108,9 @@ func (i *Images) resolve(ctx context.Context, ref string, now func() time.Time) 
 	}
 	i.ready[key] = true
 	i.mu.Unlock()
-	if old.id != img.ID || old.at.IsZero() {
-		i.using.Lock()
-		err := i.Engine.PlaceAgent(ctx, img.ID)
-		i.using.Unlock()
-		if err != nil {
-			return "", err
-		}
+	// Each time: what it was placed in may be gone.
+	if err := i.Engine.PlaceAgent(ctx, img.ID); err != nil {
+		return "", err
 	}
 	i.mu.Lock()
 	i.known[ref] = answer{img.ID, now()}

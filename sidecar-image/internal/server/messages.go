@@ -47,8 +47,42 @@ func invalid(format string, args ...any) error {
 // maxBatch is the most messages of a batch: each is held until the last is answered.
 const maxBatch = 100
 
+// What is left of a body without its long strings is read a dozen times, here and by the SDK,
+// which makes Go values of all of it: 20 MiB of [],[],[] would take a minute and gigabytes.
+const (
+	maxLean   = 2 << 20 // bytes
+	maxValues = 1 << 13
+)
+
+// bounded refuses a body of which nobody wants so much.
+func bounded(body []byte) error {
+	if len(body) > maxLean {
+		return invalid("the request has %d bytes without its strings of %d bytes and more, and may have %d", len(body), tools.LiftMin, maxLean)
+	}
+	values, text, escaped := 0, false, false
+	for _, c := range body {
+		switch {
+		case escaped:
+			escaped = false
+		case c == '"':
+			text = !text
+		case text:
+			escaped = c == '\\'
+		case c == ',', c == '[', c == '{', c == ':':
+			values++
+		}
+	}
+	if values > maxValues {
+		return invalid("the request's JSON has %d values and names, or more, and may have %d", values, maxValues)
+	}
+	return nil
+}
+
 // messages are those of a body, which is UTF-8: one, or a batch's.
 func messages(body []byte) ([]message, error) {
+	if err := bounded(body); err != nil {
+		return nil, err
+	}
 	if !json.Valid(body) {
 		return nil, &fault{jsonrpc.CodeParseError, http.StatusBadRequest, "the body is not JSON, or more than one value of it"}
 	}

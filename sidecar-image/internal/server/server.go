@@ -5,6 +5,7 @@ package server
 import (
 	"bytes"
 	"cmp"
+	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tools"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -57,6 +59,9 @@ const (
 	largeOutputs = 256 << 20
 	smallAnswers = 128 << 20
 	smallAnswer  = 768 << 10
+	// maxRefusals of each reason go into the log, a second, and as many more as refusalBurst at first.
+	maxRefusals  = 10
+	refusalBurst = 100
 )
 
 var errBusy = errors.New("the sidecar holds all the request bodies that it has room for; try again")
@@ -71,18 +76,22 @@ type Server struct {
 	Version string
 	Log     *slog.Logger
 
-	large    *room
-	small    *room
-	outputs  rooms
-	answers  rooms
-	stream   http.Handler
-	plain    http.Handler
-	booted   atomic.Bool
-	draining atomic.Bool
-	timeout  time.Duration // transferTimeout when 0
+	connections *connections
+	requests    *room // of one each
+	large       *room
+	small       *room
+	outputs     rooms
+	answers     rooms
+	stream      http.Handler
+	plain       http.Handler
+	booted      atomic.Bool
+	draining    atomic.Bool
+	timeout     time.Duration // transferTimeout when 0
+	most        int           // connections; mostConnections() when 0
 
 	mu    sync.Mutex
 	calls map[string][]chan struct{} // calls under way that a notification can cancel
+	told  map[string]*told           // refusals by reason
 
 	ready struct {
 		sync.Mutex
@@ -112,10 +121,12 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.stream, s.plain = handler(false), handler(true)
 	s.timeout = cmp.Or(s.timeout, transferTimeout)
+	s.connections = &connections{most: cmp.Or(s.most, mostConnections()), idle: list.New(), dropped: func() { s.Metrics.Denied("connections") }}
+	s.requests = newRoom(int64(s.connections.most - s.connections.most/spareConnections))
 	s.large, s.small = newRoom(max(largeInFlight, 4*s.MaxBody)), newRoom(smallInFlight)
 	s.outputs = rooms{newRoom(max(largeOutputs, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoOutput}
 	s.answers = rooms{newRoom(max(largeAnswers, 4*s.Tools.MaxAnswer())), newRoom(smallAnswers), errNoAnswer}
-	s.calls = map[string][]chan struct{}{}
+	s.calls, s.told = map[string][]chan struct{}{}, map[string]*told{}
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.deny(w, r, http.StatusForbidden, "origin", errors.New("a browser sent the request from another origin"))
@@ -139,7 +150,7 @@ func (s *Server) HTTP() *http.Server {
 	h := s.Handler()
 	// For the bodies that nobody wants, and for the answers of other paths than
 	// /mcp, which renews both as it waits and works.
-	return &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: headerTimeout, ReadTimeout: s.timeout, WriteTimeout: s.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 }
 
@@ -173,19 +184,42 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		s.ready.err = s.Ping(ctx)
 		cancel()
 		s.ready.at = time.Now()
+		if s.ready.err != nil { // nor does one who asks often fill the log
+			s.Log.Warn("not ready", "error", s.ready.err)
+		}
 	}
 	if s.ready.err != nil {
-		s.Log.Warn("not ready", "error", s.ready.err)
 		http.Error(w, "the container engine does not answer", http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ready")
 }
 
-// refused tells the metrics and the log of a request that is refused.
+// told is what the log has of one reason.
+type told struct {
+	*rate.Limiter
+	unlogged int
+}
+
+// refused tells the metrics and the log of a request that is refused. Nobody has to have a
+// token to be refused, so a flood of them fills no disk.
 func (s *Server) refused(r *http.Request, reason string, err error) {
 	s.Metrics.Denied(reason)
-	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err)) // it may quote the request
+	s.mu.Lock()
+	of := s.told[reason]
+	if of == nil {
+		of = &told{Limiter: rate.NewLimiter(maxRefusals, refusalBurst)}
+		s.told[reason] = of
+	}
+	if !of.Allow() {
+		of.unlogged++
+		s.mu.Unlock()
+		return
+	}
+	unlogged := of.unlogged
+	of.unlogged = 0
+	s.mu.Unlock()
+	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err), "unlogged", unlogged) // it may quote the request
 }
 
 func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {
@@ -239,7 +273,14 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only POST and DELETE are served here", http.StatusMethodNotAllowed)
 		return
 	}
-	body, release, err := s.body(w, r, who.Principal)
+	over, err := s.admit(r, who.Principal)
+	if err != nil {
+		w.Header().Set("Retry-After", "1")
+		s.deny(w, r, http.StatusServiceUnavailable, "busy", err)
+		return
+	}
+	defer over()
+	body, keep, err := s.body(w, r, who.Principal)
 	if err != nil {
 		var tooLong *http.MaxBytesError
 		status, reason := http.StatusBadRequest, "body"
@@ -253,7 +294,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		s.deny(w, r, status, reason, err)
 		return
 	}
-	defer release()
+	defer keep(0)
 	if err := s.Auth.Use(who); err != nil {
 		s.deny(w, r, http.StatusUnauthorized, "identity", err)
 		return
@@ -299,7 +340,13 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 		// from those of others; never a sign of who they are.
 		w.Header().Set(sessionHeader, rand.Text())
 	case msg.Method == "tools/call" && len(msg.ID) > 0:
-		req.Release = release
+		req.Release = func() {
+			if len(body) < tools.LiftMin { // else the SDK still has as much of it
+				keep(0)
+			} else {
+				keep(int64(len(body)))
+			}
+		}
 		defer s.track(key(msg.ID), cancelled)()
 	case msg.Method == "notifications/cancelled" && len(msg.requestID) > 0:
 		s.cancel(key(msg.requestID))
@@ -326,9 +373,22 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	s.stream.ServeHTTP(w, r)
 }
 
+// admit waits for a request's place among those under way. Its connection may be closed
+// for another's until it has one.
+func (s *Server) admit(r *http.Request, principal string) (over func(), err error) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	defer cancel()
+	p, err := s.requests.take(ctx, principal, 1)
+	if err != nil {
+		return nil, errRequests
+	}
+	idle := letIn(r)
+	return func() { idle(); p.keep(0) }, nil
+}
+
 // body reads the request's body within its bounds in size, time and in the sum
-// of all that are held.
-func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, release func(), err error) {
+// of all that are held. keep gives back what is above n bytes of that.
+func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) (_ []byte, keep func(n int64), err error) {
 	if r.ContentLength > s.MaxBody {
 		return nil, nil, &http.MaxBytesError{Limit: s.MaxBody}
 	}
@@ -387,7 +447,7 @@ func (s *Server) body(w http.ResponseWriter, r *http.Request, principal string) 
 	}
 	_ = rc.SetReadDeadline(time.Time{})
 	held.keep(int64(buf.Len()))
-	return buf.Bytes(), sync.OnceFunc(func() { held.keep(0) }), nil
+	return buf.Bytes(), held.keep, nil
 }
 
 // answerWriter gives each piece of an answer its time: a client that takes

@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,6 +45,7 @@ func serve(t *testing.T, timeout time.Duration, hooks ...func(http.ConnState)) (
 	s.Booted()
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = s.HTTP()
+	srv.Listener = s.Limit(srv.Listener)
 	for _, hook := range hooks {
 		srv.Config.ConnState = func(_ net.Conn, state http.ConnState) { hook(state) }
 	}
@@ -142,6 +144,37 @@ func TestHostNames(t *testing.T) {
 			t.Errorf("%+v: the log says %q", tc, logged)
 		}
 		srv.Close()
+	}
+}
+
+// Who has no token can be refused as often as they like, and not fill a disk.
+func TestFloodOfRefusals(t *testing.T) {
+	s, srv := serve(t, time.Minute)
+	var log syncbuf.Buffer
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.Ping = func(context.Context) error { return errors.New("no engine") }
+	refuse := func(path string, n int) {
+		for range n {
+			srv.Config.Handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
+		}
+	}
+	began := time.Now()
+	refuse("/mcp", 5000)
+	refuse("/readyz", 1000)
+	most := refusalBurst + maxRefusals*(int(time.Since(began).Seconds())+1)
+	if n := strings.Count(log.String(), "request refused"); n < refusalBurst || n > most {
+		t.Errorf("%d of 5000 refusals were logged, not %d to %d", n, refusalBurst, most)
+	}
+	if n := strings.Count(log.String(), "not ready"); n < 1 || n > int(time.Since(began)/readyTTL)+1 {
+		t.Errorf("%d times not ready", n)
+	}
+	eventually(t, "the log says how many it does not have", func() bool {
+		refuse("/mcp", 1)
+		_, last, _ := strings.Cut(log.String(), "unlogged=4")
+		return len(last) > 0
+	})
+	if got := metric(t, srv, `sandbox_requests_denied_total{reason="token"}`); len(got) < 4 || got < "5001" {
+		t.Errorf("%q refusals are counted", got)
 	}
 }
 
@@ -400,6 +433,13 @@ func TestMessages(t *testing.T) {
 	var log syncbuf.Buffer
 	s.Log = slog.New(slog.NewTextHandler(&log, nil))
 	name := func(n int) string { return `"` + strings.Repeat("i", n-2) + `"` }
+	// meta is a call of so many bytes, in strings that are none of the long ones.
+	meta := func(n int) string {
+		const before, after, item = `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":[`, `0]}}}`, 1 << 10
+		n -= len(before) + len(after)
+		text := strings.Repeat(`"`+strings.Repeat("x", item-3)+`",`, n/item-1)
+		return before + text + `"` + strings.Repeat("x", n-len(text)-3) + `",` + after
+	}
 	call := func(id string) string { return `{"jsonrpc":"2.0","method":"ping","id":` + id + `}` }
 	const parse, invalid, method, badID = `"id":null,"error":{"code":-32700`, `"id":null,"error":{"code":-32600`, `"error":{"code":-32601,"message":"there is no method \"nope\""}`, `"a request's id is a string, or a whole number of at most 9007199254740991"`
 	for _, tc := range []struct {
@@ -457,7 +497,13 @@ func TestMessages(t *testing.T) {
 		{"a fraction before it", `{"jsonrpc":"2.0","method":"ping","id":1.5,"ID":1}`, http.StatusBadRequest, badID},
 		{"the largest batch", `[` + strings.Repeat(ping+",", maxBatch-1) + ping + `]`, http.StatusOK, `"id":1`},
 		{"a larger one", `[` + strings.Repeat("0,", maxBatch) + `0]`, http.StatusBadRequest, "a batch may have 100 messages"},
-		{"depth", `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat("[", 1<<20), http.StatusBadRequest, parse},
+		{"depth", `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat("[", 1<<20), http.StatusBadRequest, `values and names, or more, and may have 8192`},
+		{"less of it", `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat("[", 8000), http.StatusBadRequest, parse},
+		{"as many values as may be", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":[` + strings.Repeat("[],", maxValues/2-8) + `"\",[:{"]}}}`, http.StatusOK, `"id":1`},
+		{"more", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":[` + strings.Repeat("[],", maxValues/2) + `0]}}}`, http.StatusBadRequest, `"id":null,"error":{"code":-32600`},
+		{"as many bytes as may be", meta(maxLean), http.StatusOK, `"id":1`},
+		{"more of them", meta(maxLean + 1), http.StatusBadRequest, "bytes without its strings of 16384 bytes and more, and may have 2097152"},
+		{"many more in long strings", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":{"x":"` + strings.Repeat(`[,:\"`, 1<<20) + `"}}}`, http.StatusOK, `"id":1`},
 		{"a quote left out", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"env":"x"hunter2"}}`, http.StatusBadRequest, parse},
 		{"no JSON", `{"jsonrpc"`, http.StatusBadRequest, parse},
 		{"nothing", ``, http.StatusBadRequest, parse},
@@ -575,28 +621,41 @@ type watched struct {
 
 func (w watched) Write(p []byte) (int, error) { w.look(); return w.ResponseRecorder.Write(p) }
 
-// A call's body has left its room when the answer begins.
+// A call's body has left its room when the answer begins, but for what the SDK still has of it.
 func TestRelease(t *testing.T) {
 	s, srv := serve(t, time.Minute)
 	s.Tools.Sessions, s.Tools.Tracing = &session.Manager{}, tracing.Off()
-	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_write","arguments":{"session_id":"sbx-1","path":"p","content":"` + strings.Repeat("x", 1<<20) + `"}}}`
-	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
-		r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/mcp", strings.NewReader(body))
-		r.Header.Set("Authorization", "Bearer "+main)
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Accept", accept)
-		looked := 0
-		w := watched{httptest.NewRecorder(), func() {
-			looked++
-			if !s.large.all.TryAcquire(s.large.size) {
-				t.Error("the body's room is taken while its answer is written")
-				return
+	for _, tc := range []struct {
+		meta string
+		kept int64
+	}{{"", 0}, {strings.Repeat(`"`+strings.Repeat("x", tools.LiftMin-2)+`",`, 40), 40 * tools.LiftMin}} {
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"x":[` + tc.meta + `0]},"name":"sandbox_write","arguments":{"session_id":"sbx-1","path":"p","content":"` + strings.Repeat("x", 1<<20) + `"}}}`
+		for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
+			r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/mcp", strings.NewReader(body))
+			r.Header.Set("Authorization", "Bearer "+main)
+			r.Header.Set("Content-Type", "application/json")
+			r.Header.Set("Accept", accept)
+			looked := 0
+			w := watched{httptest.NewRecorder(), func() {
+				looked++
+				free := s.large.size
+				if tc.kept > 0 {
+					if free -= tc.kept; s.large.all.TryAcquire(free) {
+						t.Error("room is free for what the SDK still has of the body")
+						s.large.all.Release(free)
+					}
+					free -= 1 << 10
+				}
+				if !s.large.all.TryAcquire(free) {
+					t.Error("the body's room is taken while its answer is written")
+					return
+				}
+				s.large.all.Release(free)
+			}}
+			srv.Config.Handler.ServeHTTP(w, r)
+			if text := w.Body.String(); looked == 0 || !strings.Contains(text, "there is no such session") {
+				t.Errorf("answered %d %s", w.Code, text)
 			}
-			s.large.all.Release(s.large.size)
-		}}
-		srv.Config.Handler.ServeHTTP(w, r)
-		if text := w.Body.String(); looked == 0 || !strings.Contains(text, "there is no such session") {
-			t.Errorf("answered %d %s", w.Code, text)
 		}
 	}
 	empty(t, s.large, s.small)

@@ -59,7 +59,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 	s := &sidecar{cfg: c, version: version, log: log, traces: tracing.Off()}
 	defer s.close()
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
-	left := fate(c.Host != "" || c.Engine == "docker", os.Getppid(), namespace) // now: the parent may end first
+	left := fate(c.Host != "", os.Getppid(), namespace) // now: the parent may end first
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	// First: a second sidecar has to end here, before it touches what the running one owns.
@@ -83,7 +83,7 @@ func Run(ctx context.Context, c *config.Config, version string, log *slog.Logger
 		MaxBody: c.MaxBody(), Version: version, Log: log}
 	h := s.server.HTTP()
 	ended := make(chan error, 1)
-	go func() { ended <- h.Serve(l) }()
+	go func() { ended <- h.Serve(s.server.Limit(l)) }()
 	defer h.Close()
 	if err := s.boot(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -147,7 +147,7 @@ func fate(outside bool, parent int, namespace string) string {
 func (s *sidecar) boot(ctx context.Context) (err error) {
 	c := s.cfg
 	// A key set may be at a URL that does not answer.
-	auth, err := identity.New(ctx, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway, Log: s.log})
+	auth, err := identity.New(ctx, identity.Options{Tokens: c.Tokens, File: c.TokenFile, Anon: c.Anon, JWKS: c.JWKS, Issuer: c.Issuer, Audience: c.Audience, Leeway: c.Leeway, Once: c.Once, Log: s.log})
 	if err != nil {
 		return err
 	}
@@ -162,6 +162,7 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 		if ws, err = workspace.New(c.WorkspaceRoot, c.WorkspaceHost, engine.SessionUser, c.WorkspaceMB<<20); err != nil {
 			return err
 		}
+		ws.Most = c.Workspaces
 	}
 	opts := engine.Options{Instance: s.store.Instance, Host: c.Host, Runtime: c.Runtime, Agent: c.Agent, HostPath: c.AgentPath, Podman: c.PodmanOptions,
 		Socket: socket(c.StateDir), NoFile: c.NoFile, NProc: c.NProc, Log: s.log, Trace: s.traces.Engine()}
@@ -177,9 +178,6 @@ func (s *sidecar) boot(ctx context.Context) (err error) {
 	}
 	if c.AllowEgress {
 		opts.Egress = c.EgressNetwork
-	}
-	if opts.Host == "" && c.Engine == "docker" {
-		opts.Host = "unix:///var/run/docker.sock"
 	}
 	ectx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()

@@ -3,7 +3,9 @@ package session
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"io"
+	"io/fs"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,16 +85,7 @@ func (m *Manager) Drain(ctx context.Context) {
 		m.discard(ctx)
 	case <-ctx.Done(): // its start ends with Close
 	}
-	for left := true; left && ctx.Err() == nil; {
-		left = false
-		m.removing.Range(func(any, any) bool { left = true; return false })
-		if left {
-			select {
-			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
-	}
+	_ = m.removing.until(ctx, func(d *departures) bool { return len(d.ids) == 0 })
 }
 
 // discard removes what is in the pool.
@@ -148,7 +141,7 @@ func (m *Manager) warmUp() (warm, error) {
 		return warm{}, err
 	}
 	now := m.cfg.Now()
-	return m.start(ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec)
+	return m.start(ctx, Record{ID: NewID(), State: Pooled, Key: rand.Text(), Created: now, LastUsed: now}, spec, func() {})
 }
 
 // adopt takes over what an earlier sidecar of this instance left: sessions
@@ -182,23 +175,34 @@ func (m *Manager) adopt(ctx context.Context) error {
 				m.cfg.Observe.Closed(errLost.Reason)
 			}
 		}
-		if rec.State != Open || !ok || !c.Running {
-			m.remove(rec, nil)
+		live := rec.State == Open && ok && c.Running
+		free := func() {}
+		if rec.Workspace != "" && m.cfg.Workspaces != nil {
+			s.held, err = m.cfg.Workspaces.Adopt(rec.Principal, rec.Workspace)
+			switch {
+			case err == nil: // also of one that is over, whose container may run and write until it is gone
+				free = s.held.Close
+				m.lock(s)
+			case live:
+				m.logger(s).Error("a running session's workspace cannot be opened; the session is closed", "workspace", rec.Workspace, "error", err)
+				m.bury(s, errNoWorkspace)
+				if m.cfg.Observe.Closed != nil {
+					m.cfg.Observe.Closed(errNoWorkspace.Reason)
+				}
+				live = false
+			}
+		}
+		if !live {
+			m.remove(rec, m.leave(rec, free))
 			continue
 		}
-		rec = s.Record
-		if rec.Workspace != "" && m.cfg.Workspaces != nil {
-			if s.held, err = m.cfg.Workspaces.Take(rec.Principal, rec.Workspace); err != nil {
-				m.cfg.Log.Error("a running session's workspace cannot be locked; the session is closed", "session", rec.ID, "error", err)
-				m.remove(rec, nil)
-				continue
-			}
-			if s.limited() {
-				m.wg.Go(s.lookAround)
-			}
-		}
+		m.mu.Lock()
 		m.sessions[rec.ID] = s
 		m.counted(rec.Principal, 1)
+		m.mu.Unlock()
+		if s.limited() {
+			m.wg.Go(s.lookAround)
+		}
 	}
 	for _, c := range containers {
 		if id := c.Labels[engine.LabelSession]; !known[id] {
@@ -213,6 +217,28 @@ func (m *Manager) adopt(ctx context.Context) error {
 }
 
 var errLost = ended("lost", "the session has ended with its container, while the sidecar was restarted; open a new one with sandbox_open")
+
+var errNoWorkspace = ended("lost", "the session has ended: its workspace could not be opened when the sidecar was restarted, and the operator's log says why; open a new one with sandbox_open")
+
+// lock locks the workspace of an adopted session. While no sidecar did, another or a
+// process of the session may have: that closes nothing, and is tried until it succeeds.
+func (m *Manager) lock(s *Session) {
+	err := s.held.Lock()
+	if err == nil {
+		return
+	}
+	m.logger(s).Warn("the workspace of an adopted session is locked by another; its own lock is waited for", "workspace", s.Workspace, "error", err)
+	m.wg.Go(func() {
+		for err != nil && !errors.Is(err, fs.ErrClosed) {
+			select {
+			case <-time.After(relockEvery):
+			case <-m.ctx.Done():
+				return
+			}
+			err = s.held.Lock()
+		}
+	})
+}
 
 // atNow puts a record's times on the clock of this process: now and what is
 // made of it hold a monotonic reading, which no later jump of the wall clock
@@ -333,7 +359,7 @@ func (m *Manager) reconcile() (took time.Duration) {
 			delete(strays, rec.ID)
 		}
 		for id, container := range strays {
-			if _, ok := m.removing.Load(id); !ok {
+			if !m.removing.has(id) {
 				m.remove(Record{ID: id, Container: container}, nil)
 			}
 		}

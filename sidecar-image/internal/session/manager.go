@@ -28,6 +28,8 @@ const (
 	discardsAtOnce  = 8
 	patrolsAtOnce   = 2
 	removePatience  = 5 * time.Second // then the next has its turn beside it
+	leavePatience   = 10 * time.Second
+	relockEvery     = 100 * time.Millisecond
 	saveEvery       = 5 * time.Second
 	maxEpitaphs     = 1024
 	epitaphTTL      = 10 * time.Minute
@@ -44,6 +46,7 @@ type Manager struct {
 	sessions map[string]*Session
 	count    map[string]int // sessions of each of Owners, those being opened too
 	total    int
+	opens    map[*open]bool           // under way
 	leaving  map[string]chan struct{} // workspaces whose last session is being removed
 	pool     []warm
 	epitaphs []epitaph
@@ -52,13 +55,19 @@ type Manager struct {
 
 	fills    sync.WaitGroup
 	removals chan removal
-	removing sync.Map // ids of the sessions in it, and of those that are tried again
+	removing departures // by it, with those that are tried again
 	openings chan struct{}
 	patrols  chan struct{}
 	census   census
 	wg       sync.WaitGroup
 	ctx      context.Context
 	stop     context.CancelFunc
+}
+
+// open is a sandbox_open under way.
+type open struct {
+	who    Caller
+	cancel context.CancelCauseFunc
 }
 
 // epitaph tells a session's owner, and nobody else, why it ended by itself.
@@ -119,6 +128,11 @@ func (m *Manager) Close() {
 	m.fills.Wait()
 	m.discard(ctx)
 	m.wg.Wait()
+	for _, s := range sessions {
+		if s.held != nil {
+			s.held.Close()
+		}
+	}
 }
 
 // NewID returns a session id of 130 random bits.
@@ -171,6 +185,29 @@ func (m *Manager) counted(principal string, n int) {
 	}
 }
 
+// Begin announces an Open, which is to have the context that it returns: from then on
+// CloseRun ends it. done is to be called with the open's error, and returns the reason.
+func (m *Manager) Begin(ctx context.Context, who Caller) (_ context.Context, done func(error) error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	o := &open{who, cancel}
+	m.mu.Lock()
+	if m.opens == nil {
+		m.opens = map[*open]bool{}
+	}
+	m.opens[o] = true
+	m.mu.Unlock()
+	return ctx, func(err error) error {
+		m.mu.Lock()
+		delete(m.opens, o)
+		m.mu.Unlock()
+		if over := (*Ended)(nil); err != nil && errors.As(context.Cause(ctx), &over) {
+			err = over
+		}
+		cancel(nil)
+		return err
+	}
+}
+
 // Open makes a session for the caller.
 func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session, err error) {
 	began, fromPool := time.Now(), false
@@ -194,38 +231,47 @@ func (m *Manager) Open(ctx context.Context, who Caller, req Request) (s *Session
 			m.release(who.Principal)
 		}
 	}()
+	if err := m.removing.wait(ctx, who.Principal, m.cfg.Limits); err != nil {
+		return nil, err
+	}
 	var held *workspace.Held
+	free := func() {} // the workspace, when no container of this open has it
 	if req.Workspace != "" {
 		if held, err = m.takeWorkspace(ctx, who.Principal, req.Workspace); err != nil {
 			return nil, err
 		}
-		defer func() {
-			if err != nil {
-				held.Close()
-			}
-		}()
+		free = held.Discard
 		req.Spec.Workspace = held.Path
 	}
 	now := m.cfg.Now()
-	w, conn, fromPool, err := m.obtain(ctx, req, func(rec *Record) { req.describe(rec, who, now) })
+	w, conn, fromPool, err := m.obtain(ctx, req, func(rec *Record) { req.describe(rec, who, now) }, free)
 	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*Session, error) {
+		conn.Close()
+		m.remove(w.rec, m.leave(w.rec, free))
 		return nil, err
 	}
 	w.rec.State = Open
 	if err = m.cfg.Store.Put(w.rec); err != nil {
-		conn.Close()
-		m.remove(w.rec, nil)
-		return nil, err
+		return fail(err)
 	}
 	s = &Session{Record: w.rec, m: m, held: held, conn: conn, lastUsed: now, saved: now}
+	m.mu.Lock()
+	// Looked at where CloseRun cancels it, so that it is either listed there or refused here.
+	if err = ctx.Err(); err == nil {
+		m.sessions[s.ID] = s
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return fail(err)
+	}
+	m.watch(s, conn)
 	if held != nil {
 		held.Touch(now)
 		s.Measure()
 	}
-	m.mu.Lock()
-	m.sessions[s.ID] = s
-	m.mu.Unlock()
-	m.watch(s, conn)
 	m.logger(s).Info("session opened", "network", s.Network, "workspace", s.Workspace, "image", s.Image, "warm", fromPool, "took", time.Since(began))
 	return s, nil
 }
@@ -242,8 +288,8 @@ func (r *Request) describe(rec *Record, who Caller, now time.Time) {
 }
 
 // obtain returns a container whose agent has been greeted: a warm one, if one fits
-// and is alive, or a new one.
-func (m *Manager) obtain(ctx context.Context, req Request, describe func(*Record)) (w warm, conn *host.Conn, fromPool bool, err error) {
+// and is alive, or a new one. If it fails, free is called when no container is left.
+func (m *Manager) obtain(ctx context.Context, req Request, describe func(*Record), free func()) (w warm, conn *host.Conn, fromPool bool, err error) {
 	if req.Pooled && req.Workspace == "" {
 		if w, fromPool = m.takeWarm(req.Spec.Image); fromPool {
 			describe(&w.rec)
@@ -258,15 +304,16 @@ func (m *Manager) obtain(ctx context.Context, req Request, describe func(*Record
 	select {
 	case m.openings <- struct{}{}:
 	case <-ctx.Done():
+		free()
 		return warm{}, nil, false, ctx.Err()
 	}
-	w, err = m.start(ctx, rec, req.Spec)
+	w, err = m.start(ctx, rec, req.Spec, free)
 	<-m.openings
 	if err != nil {
 		return warm{}, nil, false, err
 	}
 	if conn, err = m.greet(ctx, w, req.Env); err != nil {
-		m.remove(w.rec, nil)
+		m.remove(w.rec, m.leave(w.rec, free))
 	}
 	return w, conn, false, err
 }
@@ -275,23 +322,62 @@ func (m *Manager) takeWorkspace(ctx context.Context, principal, name string) (*w
 	if m.cfg.Workspaces == nil {
 		return nil, errors.New("durable workspaces are off: the operator has not set SANDBOX_WORKSPACE_ROOT; open the session without workspace")
 	}
+	key := workspace.Key(principal, name)
 	m.mu.Lock()
-	leaving := m.leaving[principal+"/"+name]
+	leaving := m.leaving[key]
 	m.mu.Unlock()
 	if leaving != nil {
 		// Its last session was closed and its container is about to be gone.
 		select {
 		case <-leaving:
-		case <-time.After(10 * time.Second):
+		case <-time.After(leavePatience):
+			return nil, workspace.ErrBusy
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-	return m.cfg.Workspaces.Take(principal, name)
+	held, err := m.cfg.Workspaces.Take(ctx, principal, name)
+	if err != nil {
+		return nil, err
+	}
+	// An adopted session may have it without its lock.
+	m.mu.Lock()
+	taken := m.leaving[key] != nil
+	for _, s := range m.sessions {
+		taken = taken || s.Principal == principal && s.Workspace == name
+	}
+	m.mu.Unlock()
+	if taken {
+		held.Discard()
+		return nil, workspace.ErrBusy
+	}
+	return held, nil
 }
 
-// start writes the record, then makes and starts its container.
-func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec) (warm, error) {
+// leave keeps a record's workspace from other sessions until its container is gone; the
+// returned function, to be called then, gives it free.
+func (m *Manager) leave(rec Record, free func()) (gone func()) {
+	if rec.Workspace == "" {
+		return free
+	}
+	key, left := workspace.Key(rec.Principal, rec.Workspace), make(chan struct{})
+	m.mu.Lock()
+	m.leaving[key] = left
+	m.mu.Unlock()
+	return func() {
+		free()
+		m.mu.Lock()
+		if m.leaving[key] == left {
+			delete(m.leaving, key)
+		}
+		m.mu.Unlock()
+		close(left)
+	}
+}
+
+// start writes the record, then makes and starts its container. If it fails, free is
+// called when none is left.
+func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec, free func()) (warm, error) {
 	spec.Name = "loomcycle-" + rec.ID
 	spec.Labels = map[string]string{
 		engine.LabelManaged: "1", engine.LabelInstance: m.cfg.Store.Instance, engine.LabelSession: rec.ID,
@@ -301,10 +387,11 @@ func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec) (warm
 		spec.Labels[engine.LabelPool] = "1"
 	}
 	if err := m.cfg.Store.Put(rec); err != nil {
+		free()
 		return warm{}, err
 	}
 	fail := func(err error) (warm, error) {
-		m.remove(rec, nil)
+		m.remove(rec, m.leave(rec, free))
 		return warm{}, err
 	}
 	id, err := m.cfg.Engine.Create(ctx, spec)
@@ -359,11 +446,19 @@ func (m *Manager) List(who Caller) []*Session {
 	return out
 }
 
-// CloseRun closes the caller's sessions of a run tree and says how many it closed.
+// CloseRun closes the caller's sessions of a run tree and says how many it closed. What
+// is being opened in it fails.
 func (m *Manager) CloseRun(who Caller, rootRun string) int {
 	if rootRun == "" {
 		return 0
 	}
+	m.mu.Lock()
+	for o := range m.opens {
+		if o.who.Principal == who.Principal && o.who.RootRun == rootRun {
+			o.cancel(byCloseRun)
+		}
+	}
+	m.mu.Unlock()
 	var wg sync.WaitGroup
 	var n atomic.Int64
 	for _, s := range m.List(who) {
@@ -397,13 +492,14 @@ func (m *Manager) finish(s *Session) {
 	if !why.asked {
 		m.bury(s, why)
 	}
-	key := s.Principal + "/" + s.Workspace
-	gone := make(chan struct{})
+	gone := m.leave(s.Record, func() {
+		if s.held != nil {
+			s.held.Touch(m.cfg.Now())
+			s.held.Close()
+		}
+	})
 	m.mu.Lock()
 	delete(m.sessions, s.ID)
-	if s.Workspace != "" {
-		m.leaving[key] = gone
-	}
 	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(m.ctx, shutdownTimeout)
 	defer cancel()
@@ -427,15 +523,7 @@ func (m *Manager) finish(s *Session) {
 		m.cfg.Observe.Closed(why.Reason)
 	}
 	m.logger(s).Info("session closed", "reason", why.Reason, "age", m.cfg.Now().Sub(s.Created))
-	m.remove(rec, func() {
-		if s.held != nil {
-			s.held.Close()
-			m.mu.Lock()
-			delete(m.leaving, key)
-			m.mu.Unlock()
-		}
-		close(gone)
-	})
+	m.remove(rec, gone)
 }
 
 // remove hands a container to the removers; done is called when it is gone.
@@ -446,7 +534,7 @@ func (m *Manager) remove(rec Record, done func()) {
 	if done == nil {
 		done = func() {}
 	}
-	m.removing.Store(rec.ID, true)
+	m.removing.add(rec)
 	select {
 	case m.removals <- removal{rec, done}:
 	default:
@@ -489,7 +577,7 @@ func (m *Manager) removeNow(r removal) {
 		err = m.cfg.Store.Delete(r.rec.ID)
 	}
 	if err == nil {
-		m.removing.Delete(r.rec.ID)
+		m.removing.gone(r.rec)
 		r.done()
 		return
 	}

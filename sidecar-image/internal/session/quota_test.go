@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/host"
@@ -27,6 +28,11 @@ func quotas(t *testing.T) (open func() *Session) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h, err := ws.Take(t.Context(), "p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
 	return func() *Session {
 		rec := opened(time.Hour)
 		rec.Workspace = "ws"
@@ -118,12 +124,12 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		closed bool
 	}{
 		{"rm a; sleep 2.5", no, false},
-		{"echo result >result; sleep 2.5", yes, false},
+		{"echo result >result; sleep 30", yes, false},
 		{"head -c 3000000 /dev/zero >c; sleep 30", yes, true},
 		{"head -c 3000000 /dev/zero >d", either, true}, // before anybody looked
 		{"(sleep 0.1; head -c 3000000 /dev/zero >e) & sleep 0.2", either, true},
 		{"rm *", no, false},
-		{"head -c 3000000 /dev/zero >f; sleep 1.5; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
+		{"head -c 3000000 /dev/zero >f; sleep 30; head -c 3000000 /dev/zero >g", yes, false}, // for the first time
 		{"rm *; for i in {1..300}; do mkdir d && cd d; done; sleep 30", yes, false},
 		{"sleep 2.5", no, false}, // it may be deleting
 		{"rm -r d; sleep 2.5", no, false},
@@ -142,7 +148,8 @@ func TestQuotaOfAnEarlierSession(t *testing.T) {
 		}
 		stop()
 		<-s.Measure()
-		for end := time.Now().Add(5 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+		for end := time.Now().Add(30 * time.Second); c.closed && told(s) == "" && time.Now().Before(end); {
+			<-s.Measure() // what is left of the command may have written since
 			time.Sleep(time.Millisecond)
 		}
 		if why := told(s); (why != "") != c.closed || c.closed && !strings.Contains(why, "went on to grow") {
@@ -169,7 +176,7 @@ func TestDeepWorkspace(t *testing.T) {
 	s.deep = s.deep.Add(-deepFor)
 	s.mu.Unlock()
 	<-s.Measure()
-	for end := time.Now().Add(5 * time.Second); told(s) == "" && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); told(s) == "" && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	if why := told(s); !strings.Contains(why, "closed: the workspace is nested") {
@@ -206,7 +213,7 @@ func TestQuietWorkspaces(t *testing.T) {
 	s := quotas(t)()
 	<-s.Measure()
 	idle := func() { // no walk is under way, and the next look is set
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			s.mu.Lock()
 			ok := s.walking == nil && s.patrol != nil
 			s.mu.Unlock()
@@ -268,10 +275,13 @@ func TestWalksAreShared(t *testing.T) {
 		}
 	}
 	s.held.Close()
-	s = open()
+	adopted := open()
+	s = &Session{Record: adopted.Record, m: adopted.m, held: adopted.held} // which nobody has measured
+	s.walking = make(chan struct{})                                        // a walk that takes long
 	if _, _, err := s.Guard(t.Context(), 0); !errors.Is(err, errUnmeasured) {
 		t.Errorf("a command with no time to wait: %v", err)
 	}
+	s.walking = nil
 	before := runtime.NumGoroutine()
 	walks := map[<-chan struct{}]bool{}
 	for range 1000 {
@@ -283,7 +293,7 @@ func TestWalksAreShared(t *testing.T) {
 		walks[s.Measure()] = true
 	}
 	// The guards' own end as they are scheduled.
-	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+10; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("there are %d goroutines, and were %d", runtime.NumGoroutine(), before)
 		}
@@ -369,4 +379,50 @@ func TestUsageWithAMuteAgent(t *testing.T) {
 	if s.used < 2<<20 { // usage publishes the walk alone; the rest is size's
 		t.Errorf("%d bytes are known", s.used)
 	}
+}
+
+// A write to a workspace that takes long to be measured has a time of its own, in which
+// its session is in use.
+func TestWriteToAnUnmeasuredWorkspace(t *testing.T) {
+	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := &Session{m: &Manager{cfg: Config{Workspaces: ws, Now: time.Now}}, held: &workspace.Held{}, walking: make(chan struct{})}
+		running := func() int {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.running
+		}
+		began, ended := time.Now(), make(chan error, 1)
+		go func() {
+			_, err := s.UseToWrite(t.Context())
+			ended <- err
+		}()
+		synctest.Wait()
+		if running() != 1 {
+			t.Errorf("in use by %d while it waits", running())
+		}
+		if err := <-ended; !errors.Is(err, errUnmeasured) || time.Since(began) != measureTimeout || running() != 0 {
+			t.Errorf("after %v, in use by %d: %v", time.Since(began), running(), err)
+		}
+		s.sized, s.used = true, 1<<20+1
+		var over *ErrQuota
+		if _, err := s.UseToWrite(t.Context()); !errors.As(err, &over) || running() != 0 {
+			t.Errorf("over its quota: %v", err)
+		}
+		s.used = 0
+		done, err := s.UseToWrite(t.Context())
+		if err != nil || running() != 1 {
+			t.Fatalf("within its quota: %v", err)
+		}
+		done()
+		if s.close(ByClose, nil); running() != 0 {
+			t.Errorf("in use by %d", running())
+		}
+		if _, err := s.UseToWrite(t.Context()); !errors.Is(err, ByClose) {
+			t.Errorf("when it is over: %v", err)
+		}
+	})
 }

@@ -243,6 +243,9 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 		s.dialing = done
 		s.mu.Unlock()
 		c, err := s.reconnect(ctx)
+		if err == nil {
+			s.m.watch(s, c) // before anybody has it
+		}
 		s.mu.Lock()
 		s.dialing = nil
 		if err == nil {
@@ -262,7 +265,6 @@ func (s *Session) Conn(ctx context.Context) (*host.Conn, error) {
 			}
 			return nil, err
 		}
-		s.m.watch(s, c)
 	}
 }
 
@@ -318,6 +320,7 @@ var errUnmeasured = errors.New("the workspace is still being measured for its qu
 const (
 	guardEvery     = time.Second
 	settlePatience = 2 * time.Second
+	measureTimeout = time.Minute
 	// patrolEvery is how often a workspace is measured in which no command runs:
 	// background processes may write. A large one is measured less often.
 	patrolEvery  = 10 * time.Second
@@ -358,6 +361,21 @@ func (s *Session) Quota(ctx context.Context) error {
 		return nil
 	}
 	return s.overQuota()
+}
+
+// UseToWrite is Use for what makes the workspace grow. An *ErrQuota refuses it; for the
+// first measurement it waits measureTimeout at most, where a command has its own time.
+func (s *Session) UseToWrite(ctx context.Context) (done func(), err error) {
+	if done, err = s.Use(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
+	defer cancel()
+	if err := s.Quota(ctx); err != nil {
+		done()
+		return nil, err
+	}
+	return done, nil
 }
 
 // Settled is Quota after a command. What was measured under way may no longer be so: a

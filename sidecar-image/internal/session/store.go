@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
 // State of a record. A record is written before its container exists and goes
@@ -123,9 +124,20 @@ func (s *Store) Put(r Record) error {
 		err = s.replace(s.file(r.ID), b, r.LastUsed)
 	}
 	if err != nil {
-		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", err)
+		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", reason(err))
 	}
 	return nil
+}
+
+// reason is an error without the path: the caller of sandbox_open is told of it.
+func reason(err error) error {
+	if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		return p.Err
+	}
+	if l := (*os.LinkError)(nil); errors.As(err, &l) {
+		return l.Err
+	}
+	return err
 }
 
 func (s *Store) replace(name string, content []byte, modified time.Time) error {
@@ -153,6 +165,23 @@ func (s *Store) Delete(id string) error {
 		return fmt.Errorf("removing the session's record: %w", err)
 	}
 	return nil
+}
+
+// Recorded tells which workspaces the records in a state directory name, by their
+// workspace.Key: those of sessions that run, or ran until their sidecar ended. It locks
+// nothing, so the directory's sidecar may run. One that never was a sidecar's is an error.
+func Recorded(dir string) (map[string]bool, error) {
+	all, err := (&Store{dir: filepath.Join(dir, "sessions")}).All()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, r := range all {
+		if r.Workspace != "" {
+			out[workspace.Key(r.Principal, r.Workspace)] = true
+		}
+	}
+	return out, nil
 }
 
 // All returns every record. One that a power cut has damaged is that of a session

@@ -137,6 +137,22 @@ func (l *Lifted) park(s string) string {
 	return name
 }
 
+// parked tells whether any string is. Of a batch some are parked while an event with others
+// is written.
+func (l *Lifted) parked() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.out) > 0
+}
+
+// unpark returns the string that name stands for.
+func (l *Lifted) unpark(name string) (s string, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, ok = l.out[name]
+	return s, ok
+}
+
 // Writer sets the parked strings into what is written to w.
 func (l *Lifted) Writer(w http.ResponseWriter) http.ResponseWriter { return &liftWriter{w, l} }
 
@@ -153,11 +169,8 @@ func (w *liftWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).
 
 // Write relies on the SDK writing a message, or an event, in one call.
 func (w *liftWriter) Write(p []byte) (int, error) {
-	w.l.mu.Lock()
-	out := w.l.out
-	w.l.mu.Unlock()
 	rest := p
-	for len(out) > 0 {
+	for w.l.parked() {
 		i := bytes.Index(rest, []byte(`"lifted:`))
 		if i < 0 {
 			break
@@ -167,7 +180,7 @@ func (w *liftWriter) Write(p []byte) (int, error) {
 			break
 		}
 		end := i + 1 + j
-		s, ok := out[string(rest[i+1:end])]
+		s, ok := w.l.unpark(string(rest[i+1 : end]))
 		if !ok {
 			if _, err := w.ResponseWriter.Write(rest[:end]); err != nil {
 				return 0, err

@@ -1,10 +1,22 @@
 package tools
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/config"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/identity"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/metrics"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/tracing"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // A message means the same whether its strings were lifted or not.
@@ -92,6 +104,93 @@ func TestParked(t *testing.T) {
 	}
 	if strings.ContainsAny(rec.Body.String(), "\n\r") {
 		t.Error("a raw line break would end an event")
+	}
+}
+
+// Strings are parked for other answers of a batch while one is written.
+func TestParkWhileWriting(t *testing.T) {
+	var l Lifted
+	long, names := strings.Repeat("a", LiftMin), []string(nil)
+	for range 1000 {
+		names = append(names, l.park(long))
+	}
+	b, err := json.Marshal(names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parks sync.WaitGroup
+	written := make(chan struct{})
+	parks.Go(func() {
+		for {
+			select {
+			case <-written:
+				return
+			default:
+				l.park(long)
+			}
+		}
+	})
+	for range 20 {
+		if _, err := l.Writer(httptest.NewRecorder()).Write(b); err != nil {
+			t.Error(err)
+		}
+	}
+	close(written)
+	parks.Wait()
+}
+
+// A batch's calls run side by side, and the answer of one goes out as an event while others
+// are parked: each comes whole, under its own id.
+func TestBatchOfLongAnswers(t *testing.T) {
+	const calls, rounds = 100, 20
+	tools := &Tools{Config: &config.Config{}, Metrics: metrics.New("1.0.0", func() (int, int) { return 0, 0 }), Tracing: tracing.Off(), Log: slog.New(slog.DiscardHandler)}
+	srv := mcp.NewServer(&mcp.Implementation{Name: "sidecar"}, nil)
+	type fill struct {
+		With string `json:"with"`
+	}
+	add(tools, srv, &mcp.Tool{Name: "fill"}, nil, func(_ context.Context, c *call, in fill) (*result, fill, error) {
+		text := strings.Repeat(in.With, LiftMin)
+		return &result{text: text}, fill{c.http.park(text + "2")}, nil
+	})
+	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, &mcp.StreamableHTTPOptions{Stateless: true})
+	var batch []string
+	for id := range calls {
+		batch = append(batch, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"fill","arguments":{"with":"%c"}}}`, id, 'a'+id%26))
+	}
+	for range rounds {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", strings.NewReader("["+strings.Join(batch, ",")+"]"))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		req := &Request{Who: identity.Who{Known: true}}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(req.Writer(w), r.WithContext(WithRequest(r.Context(), req)))
+		answered := map[int]bool{}
+		lines := bufio.NewScanner(w.Body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			var m struct {
+				ID     int
+				Result struct {
+					Content           []struct{ Text string }
+					StructuredContent fill
+				}
+			}
+			if err := json.Unmarshal([]byte(data), &m); err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Repeat(string(rune('a'+m.ID%26)), LiftMin)
+			if got := m.Result; len(got.Content) != 1 || got.Content[0].Text != text || got.StructuredContent.With != text+"2" {
+				t.Fatalf("call %d was answered %.100s", m.ID, data)
+			}
+			answered[m.ID] = true
+		}
+		if len(answered) != calls {
+			t.Fatalf("%d of %d calls were answered: %.200s", len(answered), calls, w.Body)
+		}
 	}
 }
 

@@ -33,11 +33,40 @@ func TestOpenWithoutImage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		im := &images.Images{Engine: stuck{}, Pull: true}
 		began := time.Now()
-		_, _, err := open(t.Context(), &call{Tools: &Tools{Config: c, Image: im.Resolve}}, openIn{})
+		_, _, err := open(t.Context(), &call{Tools: &Tools{Config: c, Image: im.Resolve, Sessions: &session.Manager{}}}, openIn{})
 		if !errors.Is(err, session.ErrSlow) || !strings.Contains(fmt.Sprint(err), "slow is not there yet") || time.Since(began) != session.OpenTimeout {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		time.Sleep(time.Hour) // the pull's own time
+	})
+}
+
+// A run that is closed while an open of it waits for its image gets no session after.
+func TestRunClosedUnderAnOpen(t *testing.T) {
+	c, err := config.Load(func(name string) string { return map[string]string{"SANDBOX_IMAGE": "slow"}[name] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		im := &images.Images{Engine: stuck{}, Pull: true}
+		tools := &Tools{Config: c, Image: im.Resolve, Sessions: &session.Manager{}}
+		ended := make(chan error, 3)
+		for _, who := range []session.Caller{{Principal: "p", RootRun: "r"}, {Principal: "p", RootRun: "other"}, {Principal: "q", RootRun: "r"}} {
+			go func() {
+				_, _, err := open(t.Context(), &call{Tools: tools, who: who}, openIn{})
+				ended <- fmt.Errorf("%s of %s: %w", who.RootRun, who.Principal, err)
+			}()
+		}
+		synctest.Wait()
+		tools.Sessions.CloseRun(session.Caller{Principal: "p"}, "r")
+		synctest.Wait()
+		if len(ended) != 1 {
+			t.Errorf("%d opens have ended", len(ended))
+		}
+		if err := <-ended; kindOf(nil, err) != "session_ended" || !strings.HasPrefix(err.Error(), "r of p: the session was closed with sandbox_close_run") {
+			t.Error(err)
+		}
+		time.Sleep(time.Hour)
 	})
 }
 

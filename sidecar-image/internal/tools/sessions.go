@@ -99,11 +99,12 @@ func (t *Tools) spec(ctx context.Context, in openIn, notes *[]string) (spec engi
 	return spec, ttl, nil
 }
 
-func open(ctx context.Context, c *call, in openIn) (*result, openOut, error) {
-	var out openOut
+func open(ctx context.Context, c *call, in openIn) (_ *result, out openOut, err error) {
 	if in.Workspace != "" && !workspace.Name.MatchString(in.Workspace) {
 		return nil, out, fieldError("workspace", "a name has 1 to 64 characters of a-z, 0-9, _ and -, and starts with a letter or digit")
 	}
+	ctx, done := c.Sessions.Begin(ctx, c.who)
+	defer func() { err = done(err) }()
 	// Over both: an engine that hangs holds up the look-up of the image as well.
 	ctx, cancel := context.WithTimeoutCause(ctx, session.OpenTimeout, session.ErrSlow)
 	defer cancel()

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -119,6 +121,11 @@ func add[In, Out any](t *Tools, s *mcp.Server, tool *mcp.Tool, shape func(in *js
 	answer := func(ctx context.Context, req *mcp.CallToolRequest) (res *mcp.CallToolResult, out Out, err error) {
 		began := time.Now()
 		defer func() {
+			// The SDK calls this where no net/http server recovers: one call's fault would end all.
+			if p := recover(); p != nil {
+				res, err = nil, errFault
+				t.Log.Error("a tool call panicked", "tool", tool.Name, "panic", panicked(p), "stack", string(debug.Stack()))
+			}
 			t.Metrics.Call(tool.Name, time.Since(began), err != nil || res != nil && res.IsError)
 		}()
 		r, _ := ctx.Value(requestKey{}).(*Request)
@@ -203,6 +210,16 @@ func public(err error) error {
 		return errors.New(p.Public())
 	}
 	return err
+}
+
+var errFault = errors.New("the sidecar has a fault, which its log tells of: the call did not end")
+
+// panicked is what the runtime says of a panic. Other words may quote the request.
+func panicked(p any) string {
+	if err, ok := p.(runtime.Error); ok {
+		return err.Error()
+	}
+	return fmt.Sprintf("%T", p)
 }
 
 var errCancelled = errors.New("the call was cancelled")

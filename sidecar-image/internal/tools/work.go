@@ -378,10 +378,7 @@ func write(ctx context.Context, c *call, in writeIn) (*result, writeOut, error) 
 	if err != nil {
 		return nil, out, err
 	}
-	if err := s.Quota(ctx); err != nil {
-		return nil, out, err
-	}
-	used, err := s.Use()
+	used, err := s.UseToWrite(ctx)
 	if err != nil {
 		return nil, out, err
 	}

@@ -107,13 +107,13 @@ func TestBytesInTime(t *testing.T) {
 	for i := range many {
 		many[i] = me
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	began := time.Now()
 	if got := Bytes(ctx, st.Dev, many); got < int64(len(files))*4096 {
 		t.Errorf("%d bytes of %d files, when it was out of time", got, len(files))
 	}
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %v", took)
 	}
 }

@@ -5,6 +5,7 @@ package workspace
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +29,25 @@ var Name = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 // root, has the workspace.
 var ErrBusy = errors.New("another session is using this workspace; close it first, or choose another name")
 
+// LimitError refuses a principal one workspace more than it may have.
+type LimitError struct {
+	Limit int
+	Has   []string // names
+}
+
+func (e *LimitError) Error() string {
+	const told = 20
+	names := strings.Join(e.Has[:min(told, len(e.Has))], ", ")
+	if len(e.Has) > told {
+		names += ", ..."
+	}
+	return fmt.Sprintf("no more workspaces: SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL is %d; use one that is there (%s), or have the operator remove some (loomcycle-builder workspaces prune)", e.Limit, names)
+}
+
 // Root is the directory that holds the workspaces.
 type Root struct {
+	Most int // workspaces of one principal, 0 for no limit
+
 	dir   string // as the sidecar sees it
 	host  string // as the engine sees it
 	uid   int
@@ -66,7 +84,7 @@ func Existing(dir, host string, uid int, quota int64) (*Root, error) {
 	case !st.IsDir():
 		return nil, fmt.Errorf("SANDBOX_WORKSPACE_ROOT=%s is no directory", dir)
 	}
-	return &Root{dir, host, uid, quota}, nil
+	return &Root{dir: dir, host: host, uid: uid, quota: quota}, nil
 }
 
 // Quota is the limit of each workspace in bytes, 0 for none.
@@ -97,21 +115,136 @@ func Dir(principal string) string {
 	return b.String()
 }
 
+// Key names a workspace as List and Prune know it.
+func Key(principal, name string) string { return Dir(principal) + "/" + name }
+
 // Held is a workspace that a session has. Close lets the next one have it.
 type Held struct {
 	Path string // on the engine's host
+
+	in   *Root
+	name string
+	made bool     // by Take
+	mine *os.Root // the principal's
 	dir  *os.File
 	root *os.Root
 }
 
 // Close gives the workspace free.
 func (h *Held) Close() {
-	h.root.Close()
+	h.mine.Close()
 	h.dir.Close()
+	if h.root != nil {
+		h.root.Close()
+	}
 }
 
+// Discard is Close for a session that has not come about: a workspace that was made for it
+// goes too, unless something is in it.
+func (h *Held) Discard() {
+	defer h.Close()
+	if h.made && h.mine.Remove(h.name) == nil {
+		h.in.leave(filepath.Base(h.mine.Name()))
+	}
+}
+
+// leave removes a principal's directory when nothing is in it.
+func (r *Root) leave(principal string) {
+	if top, err := os.OpenRoot(r.dir); err == nil {
+		_ = top.Remove(principal)
+		top.Close()
+	}
+}
+
+// Lock keeps every other session from the workspace until Close. ErrBusy says that
+// another has it, or that it is no longer what its name stands for.
+func (h *Held) Lock() error {
+	err := flock(h.dir, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return ErrBusy
+	}
+	if err != nil {
+		return fmt.Errorf("locking workspace %s: %w", h.name, reason(err))
+	}
+	// Prune may have taken it away between opening and locking.
+	named, err := h.mine.Lstat(h.name)
+	opened, err2 := h.dir.Stat()
+	if err != nil || err2 != nil || !os.SameFile(named, opened) {
+		_ = flock(h.dir, syscall.LOCK_UN)
+		return ErrBusy
+	}
+	return nil
+}
+
+// flock does so while f is open: a closed one's number may be another file's.
+func flock(f *os.File, how int) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var locked error
+	if raw.Control(func(fd uintptr) {
+		for locked = syscall.EINTR; locked == syscall.EINTR; {
+			locked = syscall.Flock(int(fd), how)
+		}
+	}) != nil {
+		return fs.ErrClosed
+	}
+	return locked
+}
+
+const (
+	// busyFor is how long Take waits for whoever has the workspace: list and prune look
+	// whether a session does by locking it for a moment.
+	busyFor   = 250 * time.Millisecond
+	busyEvery = 5 * time.Millisecond
+)
+
 // Take makes the workspace if needed and locks it.
-func (r *Root) Take(principal, name string) (*Held, error) {
+func (r *Root) Take(ctx context.Context, principal, name string) (*Held, error) {
+	ended := time.After(busyFor)
+	for made := false; ; {
+		h, err := r.open(principal, name, true)
+		if err == nil {
+			made = made || h.made
+			h.made = made
+			if err = h.Lock(); err == nil {
+				if err = h.enter(); err == nil {
+					return h, nil
+				}
+			}
+			h.Close()
+		}
+		if !errors.Is(err, ErrBusy) && !errors.Is(err, fs.ErrNotExist) { // it was pruned under way
+			return nil, err
+		}
+		select {
+		case <-time.After(busyEvery):
+		case <-ended:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Adopt returns the workspace that a session has had since an earlier sidecar. It is not
+// locked: the session writes to it whether it can be or not, so Lock may come later. One
+// that is gone is fs.ErrNotExist.
+func (r *Root) Adopt(principal, name string) (*Held, error) {
+	h, err := r.open(principal, name, false)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.enter(); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// open finds a workspace, or makes it.
+func (r *Root) open(principal, name string, making bool) (_ *Held, err error) {
 	if !Name.MatchString(name) {
 		return nil, fmt.Errorf("workspace %q: a name has 1 to 64 characters of a-z, 0-9, _ and -, and starts with a letter or digit", name)
 	}
@@ -124,49 +257,83 @@ func (r *Root) Take(principal, name string) (*Held, error) {
 		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", reason(err))
 	}
 	defer top.Close()
-	if err := mkdir(top, p, 0o711); err != nil {
-		return nil, err
+	if making {
+		if err := mkdir(top, p, 0o711); err != nil {
+			return nil, err
+		}
 	}
-	mine, err := top.OpenRoot(p)
-	if err != nil {
+	h := &Held{Path: filepath.Join(r.host, p, name), in: r, name: name}
+	if h.mine, err = top.OpenRoot(p); err != nil {
 		return nil, fmt.Errorf("opening the principal's directory: %w", err)
 	}
-	defer mine.Close()
-	if err := mine.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("making workspace %s: %w", name, err)
+	defer func() {
+		if err != nil {
+			h.mine.Close()
+		}
+	}()
+	if making {
+		if h.made, err = r.make(h.mine, name); err != nil {
+			return nil, err
+		}
 	}
 	// The engine mounts it by path and would follow a link: there must be none.
-	f, err := mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	h.dir, err = h.mine.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrPermission) {
 		return nil, fmt.Errorf("workspace %s may not be opened: its owner, or root, has to give it the mode 0755: %w", name, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("workspace %s is not a plain directory: %w", name, err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, ErrBusy
+	return h, nil
+}
+
+// make makes a workspace that is not there, if its principal may have one more.
+func (r *Root) make(mine *os.Root, name string) (made bool, err error) {
+	if _, err := mine.Lstat(name); err == nil {
+		return false, nil
+	}
+	if r.Most > 0 {
+		all, err := mine.Open(".")
+		if err != nil {
+			return false, fmt.Errorf("reading the principal's directory: %w", reason(err))
 		}
-		return nil, fmt.Errorf("locking workspace %s: %w", name, err)
+		defer all.Close()
+		// So that two at once are counted. No session reaches this directory, and nobody has it for long.
+		if err := flock(all, syscall.LOCK_EX); err != nil {
+			return false, fmt.Errorf("locking the principal's directory: %w", reason(err))
+		}
+		entries, err := all.ReadDir(-1)
+		if err != nil {
+			return false, fmt.Errorf("reading the principal's directory: %w", reason(err))
+		}
+		limit := LimitError{Limit: r.Most}
+		for _, e := range entries {
+			if e.IsDir() && Name.MatchString(e.Name()) {
+				limit.Has = append(limit.Has, e.Name())
+			}
+		}
+		if slices.Sort(limit.Has); len(limit.Has) >= r.Most && !slices.Contains(limit.Has, name) {
+			return false, &limit
+		}
 	}
-	// Prune may have taken it away between opening and locking.
-	named, err := mine.Lstat(name)
-	opened, err2 := f.Stat()
-	if err != nil || err2 != nil || !os.SameFile(named, opened) {
-		f.Close()
-		return nil, ErrBusy
+	err = mine.Mkdir(name, 0o755)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, fmt.Errorf("making workspace %s: %w", name, err)
 	}
-	if err := r.give(f, opened); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("giving workspace %s to the session's user (it has to belong to uid %d, with the mode 0755): %w", name, r.uid, reason(err))
+	return err == nil, nil
+}
+
+// enter gives the workspace to the session and opens it for what the sidecar does in it.
+func (h *Held) enter() error {
+	opened, err := h.dir.Stat()
+	if err == nil {
+		err = h.in.give(h.dir, opened)
 	}
-	root, err := mine.OpenRoot(name)
 	if err != nil {
-		f.Close()
-		return nil, err
+		return fmt.Errorf("giving workspace %s to the session's user (it has to belong to uid %d, with the mode 0755): %w", h.name, h.in.uid, reason(err))
 	}
-	return &Held{Path: filepath.Join(r.host, p, name), dir: f, root: root}, nil
+	h.root, err = h.mine.OpenRoot(h.name)
+	return err
 }
 
 // give makes a workspace the session's, also one that a sidecar was killed over
@@ -358,14 +525,25 @@ type Info struct {
 	Error     string    `json:"error,omitempty"`  // why the rest is not known
 }
 
+// Records tells which workspaces sessions have by the sidecar's records, by their Key: a
+// sidecar that is down holds no locks, and its sessions may run on.
+type Records func() (map[string]bool, error)
+
 // List returns every workspace, ordered by principal and name. One that cannot
-// be looked at has the reason in its Error.
-func (r *Root) List() ([]Info, error) {
+// be looked at has the reason in its Error. InUse is by the locks, and by the records
+// where they are not nil.
+func (r *Root) List(records Records) ([]Info, error) {
 	top, err := os.OpenRoot(r.dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", err)
 	}
 	defer top.Close()
+	var recorded map[string]bool
+	if records != nil {
+		if recorded, err = records(); err != nil {
+			return nil, err
+		}
+	}
 	var out []Info
 	err = each(top, func(principal string, mine *os.Root, names []string, err error) {
 		if err != nil {
@@ -378,11 +556,15 @@ func (r *Root) List() ([]Info, error) {
 			if st, err := mine.Lstat(name); err != nil || !st.IsDir() {
 				continue
 			}
-			out = append(out, inspect(mine, principal, name))
+			info := inspect(mine, principal, name)
+			info.InUse = info.InUse || recorded[info.key()]
+			out = append(out, info)
 		}
 	})
 	return out, err
 }
+
+func (i Info) key() string { return i.Principal + "/" + i.Name }
 
 // each calls f with each principal's directory and the names in it, or with why
 // they cannot be read.
@@ -428,7 +610,10 @@ func inspect(mine *os.Root, principal, name string) Info {
 		return fail(err)
 	}
 	info.LastUsed = st.ModTime()
-	info.InUse = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
+	// For no longer than it takes: a session that wants it meanwhile waits a little.
+	if info.InUse = flock(f, syscall.LOCK_EX|syscall.LOCK_NB) != nil; !info.InUse {
+		_ = flock(f, syscall.LOCK_UN)
+	}
 	u, err := measure(root)
 	info.Bytes, info.Unread = u.bytes, u.unread
 	if err != nil {
@@ -441,11 +626,11 @@ func inspect(mine *os.Root, principal, name string) Info {
 }
 
 // Prune removes the workspaces whose top directory was last changed before
-// the given time and that no session has; dry only names them. One that cannot
-// be removed stays as it is: the error names each, beside those that were
-// removed. What an earlier Prune left half removed goes too.
-func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
-	all, err := r.List()
+// the given time and that no session has, by the locks and the records; dry only names
+// them. One that cannot be removed stays as it is: the error names each, beside those
+// that were removed. What an earlier Prune left half removed goes too.
+func (r *Root) Prune(before time.Time, dry bool, records Records) ([]Info, error) {
+	all, err := r.List(records)
 	if err != nil {
 		return nil, err
 	}
@@ -456,7 +641,7 @@ func (r *Root) Prune(before time.Time, dry bool) ([]Info, error) {
 			continue
 		}
 		if !dry {
-			if err := r.remove(info); err != nil {
+			if err := r.remove(info, before, records); err != nil {
 				if !errors.Is(err, ErrBusy) {
 					errs = append(errs, fmt.Errorf("removing workspace %s/%s: %w", info.Principal, info.Name, err))
 				}
@@ -497,21 +682,13 @@ func (r *Root) sweep() error {
 }
 
 // remove renames the workspace away under its lock, so that no session can
-// open it half removed.
-func (r *Root) remove(info Info) error {
+// open it half removed. What takes long is done before or after that.
+func (r *Root) remove(info Info, before time.Time, records Records) error {
 	top, err := os.OpenRoot(filepath.Join(r.dir, info.Principal))
 	if err != nil {
 		return err
 	}
 	defer top.Close()
-	f, err := top.Open(info.Name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		return ErrBusy
-	}
 	root, err := top.OpenRoot(info.Name)
 	if err != nil {
 		return err
@@ -524,11 +701,50 @@ func (r *Root) remove(info Info) error {
 	if err := top.RemoveAll(away); err != nil {
 		return err
 	}
+	f, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if flock(f, syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return ErrBusy
+	}
+	// Sessions may have come and gone since it was listed.
+	named, err := top.Lstat(info.Name)
+	opened, err2 := f.Stat()
+	if err != nil || err2 != nil || !os.SameFile(named, opened) || !opened.ModTime().Before(before) {
+		return ErrBusy
+	}
+	if records != nil {
+		recorded, err := records()
+		if err != nil {
+			return err
+		}
+		if recorded[info.key()] {
+			return ErrBusy
+		}
+	}
 	if err := top.Rename(info.Name, away); err != nil {
 		return err
 	}
 	if err := top.RemoveAll(away); err != nil {
-		return errors.Join(err, top.Rename(away, info.Name)) // in view again, with what is left of it
+		return errors.Join(err, back(top, away, info.Name))
+	}
+	r.leave(info.Principal)
+	return nil
+}
+
+// back brings in view again what could not be removed, with what is left of it, unless
+// the name is another's by now: an empty directory would be replaced, under its session.
+func back(top *os.Root, away, name string) error {
+	dir, err := top.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	fd := int(dir.Fd())
+	if err := unix.Renameat2(fd, away, fd, name, unix.RENAME_NOREPLACE); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("renaming %s back: %w", away, err)
 	}
 	return nil
 }

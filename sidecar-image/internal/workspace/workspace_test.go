@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,31 +30,221 @@ func root(t *testing.T, quota int64) (*Root, string) {
 
 func TestTake(t *testing.T) {
 	r, dir := root(t, 0)
-	h, err := r.Take("acme/p1", "ws")
+	h, err := r.Take(t.Context(), "acme/p1", "ws")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := filepath.Join(dir, "acme=2fp1", "ws"); h.Path != want {
 		t.Errorf("it is at %s instead of %s", h.Path, want)
 	}
-	if _, err := r.Take("acme/p1", "ws"); !errors.Is(err, ErrBusy) {
+	if _, err := r.Take(t.Context(), "acme/p1", "ws"); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second writer: %v", err)
 	}
-	if other, err := r.Take("acme/p2", "ws"); err != nil || other.Path == h.Path {
+	if other, err := r.Take(t.Context(), "acme/p2", "ws"); err != nil || other.Path == h.Path {
 		t.Errorf("another principal's workspace of the same name: %v", err)
 	}
 	h.Close()
-	if h, err = r.Take("acme/p1", "ws"); err != nil {
+	if h, err = r.Take(t.Context(), "acme/p1", "ws"); err != nil {
 		t.Fatalf("after it was given free: %v", err)
 	}
 	h.Close()
+}
+
+// Whoever looks whether a session has a workspace has it for a moment alone, not for as
+// long as it is measured: a session that is opened meanwhile, or adopted, gets it.
+func TestListHoldsNothing(t *testing.T) {
+	r, dir := root(t, 0)
+	h, err := r.Take(t.Context(), "p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	for i := range 3000 {
+		if err := os.WriteFile(filepath.Join(dir, "p", "ws", fmt.Sprint(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free, busy := 0, 0
+	for range 20 {
+		done := make(chan error, 1)
+		go func() {
+			_, err := r.Prune(time.Now().Add(time.Hour), true, nil)
+			done <- err
+		}()
+		for listing := true; listing; {
+			select {
+			case err := <-done:
+				if listing = false; err != nil {
+					t.Fatal(err)
+				}
+			default:
+				h, err := r.open("p", "ws", true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch err := h.Lock(); {
+				case err == nil:
+					free++
+				case errors.Is(err, ErrBusy):
+					busy++
+				default:
+					t.Fatal(err)
+				}
+				h.Close()
+			}
+		}
+	}
+	if t.Logf("free %d times, busy %d times", free, busy); busy > free/10 {
+		t.Errorf("under a list the workspace was busy %d times, and free %d times", busy, free)
+	}
+}
+
+// A session that comes while a list looks waits for it, another's session it does not.
+func TestTakeWaitsALittle(t *testing.T) {
+	r, _ := root(t, 0)
+	h, err := r.Take(t.Context(), "p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(busyFor/5, h.Close)
+	if h, err = r.Take(t.Context(), "p", "ws"); err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.Take(ctx, "p", "ws"); !errors.Is(err, context.Canceled) {
+		t.Errorf("whose caller has gone: %v", err)
+	}
+}
+
+// A principal has so many workspaces, however many are asked for at once; those that are
+// there stay open to it, and one whose session does not come about leaves nothing behind.
+func TestMost(t *testing.T) {
+	r, dir := root(t, 0)
+	r.Most = 3
+	var made, refused atomic.Int32
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			h, err := r.Take(t.Context(), "p", fmt.Sprintf("w%02d", i))
+			var limit *LimitError
+			switch {
+			case err == nil:
+				made.Add(1)
+				h.Close()
+			case errors.As(err, &limit) && limit.Limit == 3 && len(limit.Has) == 3:
+				refused.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	names, err := os.ReadDir(filepath.Join(dir, "p"))
+	if err != nil || len(names) != 3 || made.Load() != 3 || refused.Load() != 17 {
+		t.Fatalf("%d were made and %d refused: there are %v, %v", made.Load(), refused.Load(), names, err)
+	}
+	has := names[0].Name()
+	if _, err := r.Take(t.Context(), "p", "more"); err == nil || !strings.Contains(err.Error(), "SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL is 3") || !strings.Contains(err.Error(), has) {
+		t.Errorf("one more: %v", err)
+	}
+	h, err := r.Take(t.Context(), "p", has)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Discard() // it was there before
+	for what, put := range map[string]func(path string) error{
+		"empty": func(string) error { return nil },
+		"used":  func(path string) error { return os.WriteFile(filepath.Join(path, "f"), nil, 0o644) },
+	} {
+		if h, err = r.Take(t.Context(), what, "new"); err != nil {
+			t.Fatal(err)
+		}
+		if err := put(h.Path); err != nil {
+			t.Fatal(err)
+		}
+		h.Discard()
+		if _, err := os.Stat(filepath.Join(dir, what)); (err == nil) != (what == "used") {
+			t.Errorf("a workspace that is %s when its session does not come about: %v", what, err)
+		}
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "p")); len(left) != 3 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// Prune leaves alone what a record names, while nobody has the lock, and what a session
+// has used since it was listed. What it cannot remove does not take the place of another.
+func TestPruneLeavesSessionsAlone(t *testing.T) {
+	r, dir := root(t, 0)
+	old, before := time.Now().Add(-48*time.Hour), time.Now().Add(-24*time.Hour)
+	for _, name := range []string{"named", "used", "old"} {
+		h, err := r.Take(t.Context(), "acme/p", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Touch(old)
+		h.Close()
+	}
+	asked := 0
+	records := func() (map[string]bool, error) {
+		if asked++; asked == 2 { // under the first lock
+			h, err := r.open("acme/p", "used", false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.enter(); err != nil {
+				t.Fatal(err)
+			}
+			h.Touch(time.Now())
+			h.Close()
+		}
+		return map[string]bool{Key("acme/p", "named"): true}, nil
+	}
+	if infos, err := r.List(records); err != nil || len(infos) != 3 || !infos[0].InUse || infos[1].InUse {
+		t.Errorf("%+v, %v", infos, err)
+	}
+	asked = 0
+	if pruned, err := r.Prune(before, false, records); err != nil || len(pruned) != 1 || pruned[0].Name != "old" {
+		t.Errorf("pruned %+v, %v", pruned, err)
+	}
+	if _, err := r.Prune(time.Now().Add(time.Hour), false, func() (map[string]bool, error) { return nil, os.ErrNotExist }); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without records: %v", err)
+	}
+	mine := filepath.Join(dir, "acme=2fp")
+	if left, err := os.ReadDir(mine); err != nil || len(left) != 2 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	top, err := os.OpenRoot(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer top.Close()
+	for _, name := range []string{doomed("gone"), doomed("used")} {
+		if err := top.Mkdir(name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was, _ := top.Lstat("used")
+	for _, name := range []string{"gone", "used"} {
+		if err := back(top, doomed(name), name); err != nil {
+			t.Error(err)
+		}
+	}
+	if is, err := top.Lstat("used"); err != nil || !os.SameFile(was, is) {
+		t.Errorf("what was pruned took the place of another: %v", err)
+	}
+	if _, err := top.Lstat("gone"); err != nil {
+		t.Errorf("it is not in view again: %v", err)
+	}
 }
 
 // A session may do to its directory what it likes; the next one can enter it.
 func TestClosedByItsOwner(t *testing.T) {
 	r, _ := root(t, 0)
 	for _, mode := range []os.FileMode{0, 0o077, 0o555, os.ModeSetgid | os.ModeSticky} {
-		h, err := r.Take("p", "ws")
+		h, err := r.Take(t.Context(), "p", "ws")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,13 +253,13 @@ func TestClosedByItsOwner(t *testing.T) {
 		}
 		h.Close()
 		if os.Getuid() != 0 && mode&0o400 == 0 {
-			if _, err := r.Take("p", "ws"); err == nil || !strings.Contains(err.Error(), "has to give it the mode") {
+			if _, err := r.Take(t.Context(), "p", "ws"); err == nil || !strings.Contains(err.Error(), "has to give it the mode") {
 				t.Errorf("%v: %v", mode, err)
 			}
 			_ = os.Chmod(h.Path, 0o755)
 			continue
 		}
-		if h, err = r.Take("p", "ws"); err != nil {
+		if h, err = r.Take(t.Context(), "p", "ws"); err != nil {
 			t.Fatal(err)
 		}
 		want := mode
@@ -85,7 +276,7 @@ func TestClosedByItsOwner(t *testing.T) {
 func TestNames(t *testing.T) {
 	r, _ := root(t, 0)
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/etc", "A", "-a", "a.b", "a\x00", strings.Repeat("a", 65), "é"} {
-		if h, err := r.Take("p", name); err == nil {
+		if h, err := r.Take(t.Context(), "p", name); err == nil {
 			t.Errorf("%q was made at %s", name, h.Path)
 		}
 	}
@@ -115,10 +306,10 @@ func TestSymlinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if h, err := r.Take("p", "ws"); err == nil {
+	if h, err := r.Take(t.Context(), "p", "ws"); err == nil {
 		t.Errorf("a linked workspace was taken: %s", h.Path)
 	}
-	if h, err := r.Take("q", "ws"); err == nil {
+	if h, err := r.Take(t.Context(), "q", "ws"); err == nil {
 		t.Errorf("a workspace below a linked directory was taken: %s", h.Path)
 	}
 	if left, _ := os.ReadDir(secret); len(left) > 0 {
@@ -141,7 +332,7 @@ func TestHostileTrees(t *testing.T) {
 		"many": {"touch f{1..5000}; for i in {1..250}; do ln -s f l$i; mkdir d$i; touch d$i/f; done", 24 << 20},
 		"pit":  {"for i in {1..300}; do mkdir d && cd d; done; head -c 1000000 /dev/urandom >f", Unmeasured},
 	} {
-		h, err := r.Take("p", name)
+		h, err := r.Take(t.Context(), "p", name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +351,7 @@ func TestHostileTrees(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "\xff"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	infos, err := r.List()
+	infos, err := r.List(nil)
 	if err != nil || len(infos) != 5 {
 		t.Fatalf("%+v, %v", infos, err)
 	}
@@ -169,13 +360,13 @@ func TestHostileTrees(t *testing.T) {
 			t.Errorf("%+v", info)
 		}
 	}
-	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 0 {
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false, nil); err != nil || len(pruned) != 0 {
 		t.Errorf("while they are in use: %+v, %v", pruned, err)
 	}
 	for _, h := range all {
 		h.Close()
 	}
-	if pruned, err := r.Prune(time.Now().Add(time.Hour), false); err != nil || len(pruned) != 5 {
+	if pruned, err := r.Prune(time.Now().Add(time.Hour), false, nil); err != nil || len(pruned) != 5 {
 		t.Errorf("pruned %+v, %v", pruned, err)
 	}
 }
@@ -194,7 +385,7 @@ func TestSwappedLinks(t *testing.T) {
 	}
 	met := map[bool]int{}
 	for range 8 {
-		h, err := r.Take("p", "ws")
+		h, err := r.Take(t.Context(), "p", "ws")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +424,7 @@ func TestSwappedLinks(t *testing.T) {
 		h.Close()
 		// RemoveAll may find another thing than it saw, and says so: then it is tried again.
 		for try := 0; ; try++ {
-			pruned, err := r.Prune(time.Now().Add(time.Hour), false)
+			pruned, err := r.Prune(time.Now().Add(time.Hour), false, nil)
 			if err == nil && len(pruned) == 1 {
 				break
 			}
@@ -262,7 +453,7 @@ func TestListAndPrune(t *testing.T) {
 	old := time.Now().Add(-48 * time.Hour)
 	var busy *Held
 	for _, name := range []string{"old", "new", "busy"} {
-		h, err := r.Take("p", name)
+		h, err := r.Take(t.Context(), "p", name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,12 +477,12 @@ func TestListAndPrune(t *testing.T) {
 		}
 	}
 	defer busy.Close()
-	infos, err := r.List()
+	infos, err := r.List(nil)
 	if err != nil || len(infos) != 3 || !infos[0].InUse || infos[1].InUse {
 		t.Fatalf("%+v, %v", infos, err)
 	}
 	for _, dry := range []bool{true, false} {
-		pruned, err := r.Prune(time.Now().Add(-24*time.Hour), dry)
+		pruned, err := r.Prune(time.Now().Add(-24*time.Hour), dry, nil)
 		if err != nil || len(pruned) != 1 || pruned[0].Name != "old" {
 			t.Fatalf("dry %v: %+v, %v", dry, pruned, err)
 		}
@@ -337,12 +528,12 @@ touch -d '3 days ago' stuck easy`
 		t.Fatal(err)
 	}
 	var infos []Info
-	as(t, sidecar, func() { infos, err = r.List() })
+	as(t, sidecar, func() { infos, err = r.List(nil) })
 	if err != nil || len(infos) != 2 || infos[0].Unread != 0 || infos[1].Unread != 1 || infos[1].Error != "" {
 		t.Errorf("%+v, %v", infos, err)
 	}
 	var pruned []Info
-	as(t, sidecar, func() { pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false) })
+	as(t, sidecar, func() { pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false, nil) })
 	if err == nil || !strings.Contains(err.Error(), "removing workspace p/stuck") || !strings.Contains(err.Error(), "as root") {
 		t.Errorf("the error is %v", err)
 	}
@@ -354,7 +545,7 @@ touch -d '3 days ago' stuck easy`
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false); err != nil || len(pruned) != 1 {
+	if pruned, err = r.Prune(time.Now().Add(-24*time.Hour), false, nil); err != nil || len(pruned) != 1 {
 		t.Errorf("as root: %+v, %v", pruned, err)
 	}
 }
@@ -391,7 +582,7 @@ func TestWorkspaceOfRoot(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "p", "ws"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	h, err := r.Take("p", "ws")
+	h, err := r.Take(t.Context(), "p", "ws")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -413,7 +604,7 @@ func TestWithoutRootOverTheSessionsWorkspace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := r.Take("p", "ws")
+	h, err := r.Take(t.Context(), "p", "ws")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +624,7 @@ func TestWithoutRootOverTheSessionsWorkspace(t *testing.T) {
 			t.Fatal(err)
 		}
 		as(t, 65532, func() {
-			h, err := r.Take("p", "ws")
+			h, err := r.Take(t.Context(), "p", "ws")
 			if err == nil {
 				h.Close()
 			}

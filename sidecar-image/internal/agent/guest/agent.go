@@ -288,8 +288,6 @@ func (c *conn) loop() error {
 			return err
 		}
 		switch f.Type {
-		case wire.TPing:
-			err = c.w.Write(wire.TPing, f.Stream, f.Payload)
 		case wire.TShutdown:
 			c.a.shutdown()
 			return nil
@@ -457,6 +455,8 @@ func Connect(in io.Reader, out io.Writer) error {
 	if err := hide(); err != nil {
 		return err
 	}
+	// Those that a command may send to all that it sees.
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP)
 	c, err := net.Dial("unix", Socket)
 	if err != nil {
 		return fmt.Errorf("the session's agent does not listen: %w", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
+	"golang.org/x/sys/unix"
 )
 
 // Paths are confined by os.Root, which resolves each step with openat and
@@ -120,15 +121,21 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			}
 		}
 	}
-	target := path.Join(path.Dir(name), ".write-"+rand.Text())
-	f, err := root.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
+	dir, err := root.OpenRoot(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	name = path.Base(name)
+	target := ".write-" + rand.Text()
+	f, nameless, err := scratch(dir, target, mode)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		f.Close()
 		if err != nil {
-			_ = root.Remove(target)
+			_ = dir.Remove(target)
 		}
 	}()
 	if err := c.a.beneath(f); err != nil {
@@ -145,7 +152,12 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 				if got != m.Size {
 					return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("%d bytes came, %d were announced", got, m.Size)}
 				}
-				return root.Rename(target, name)
+				if nameless {
+					if err := link(f, dir, target); err != nil {
+						return err
+					}
+				}
+				return dir.Rename(target, name)
 			}
 			if got += int64(len(b)); got > m.Size {
 				return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("more than the %d announced bytes came", m.Size)}
@@ -158,6 +170,28 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			return &wire.Error{Code: wire.CodeFailed, Message: "the write was cancelled"}
 		}
 	}
+}
+
+// scratch makes the file that is to replace another. It has no name where that is possible,
+// so that nothing of it stays when the container dies under the write; gVisor and some file
+// systems cannot do that.
+func scratch(dir *os.Root, name string, mode os.FileMode) (f *os.File, nameless bool, err error) {
+	if f, err = dir.OpenFile(".", os.O_WRONLY|unix.O_TMPFILE, mode); err == nil {
+		return f, true, nil
+	}
+	f, err = dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NONBLOCK, mode)
+	return f, false, err
+}
+
+// link names a file that has none.
+func link(f *os.File, dir *os.Root, name string) error {
+	in, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	// By /proc, as linking an empty path needs a capability.
+	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(in.Fd()), name, unix.AT_SYMLINK_FOLLOW)
 }
 
 // beneath refuses a regular file that os.Root has opened outside of the session's

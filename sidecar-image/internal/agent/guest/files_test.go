@@ -1,8 +1,12 @@
 package guest
 
 import (
+	"bytes"
+	"net"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 )
@@ -23,5 +27,50 @@ func TestEscapes(t *testing.T) {
 				t.Errorf("%s %s: %+v of %v", did, path, got, err)
 			}
 		}
+	}
+}
+
+// Half a write has no name, so that none stays in a durable workspace when the container
+// dies under it.
+func TestHalfAWrite(t *testing.T) {
+	dir := t.TempDir()
+	a, err := New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go a.Serve(theirs)
+	_ = ours.SetDeadline(time.Now().Add(10 * time.Second))
+	w, r := wire.NewWriter(ours), wire.NewReader(ours)
+	until := func(want wire.Type) {
+		t.Helper()
+		for {
+			f, err := r.Read()
+			if err != nil || f.Type == wire.TError {
+				t.Fatalf("it answers %s, %v", f.Payload, err)
+			}
+			if f.Type == want {
+				return
+			}
+		}
+	}
+	half := bytes.Repeat([]byte("x"), wire.MaxData)
+	send := func(say func() error) { go func() { _ = say() }() }
+	send(func() error { return w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: "k"}) })
+	until(wire.THello)
+	send(func() error {
+		_ = w.WriteJSON(wire.TWrite, 1, wire.Write{Path: "d/f", Size: int64(2 * len(half)), Mode: 0o751})
+		return w.Write(wire.TData, 1, half)
+	})
+	until(wire.TGrant) // it has been written
+	if left, err := os.ReadDir(filepath.Join(dir, "d")); err != nil || len(left) != 0 {
+		t.Errorf("under the write there are %v, %v", left, err)
+	}
+	send(func() error { _ = w.Write(wire.TData, 1, half); return w.Write(wire.TEnd, 1) })
+	until(wire.TDone)
+	st, err := os.Stat(filepath.Join(dir, "d", "f"))
+	if left, _ := os.ReadDir(filepath.Join(dir, "d")); err != nil || st.Size() != int64(2*len(half)) || st.Mode() != 0o751 || len(left) != 1 {
+		t.Errorf("after it there are %v: %v, %v", left, st, err)
 	}
 }

@@ -101,7 +101,7 @@ func FuzzGuestFrames(f *testing.F) {
 				case 4:
 					err = w.Write(wire.TCancel, stream)
 				case 5:
-					err = w.Write(wire.TPing, stream, []byte{c})
+					err = w.Write(wire.TUnlinked, stream)
 				case 6:
 					err = w.Write(wire.TData, stream, bytes.Repeat([]byte{c}, 8))
 				case 7:
@@ -165,9 +165,9 @@ func attack(t *testing.T, say func(w *wire.Writer, raw io.Writer)) {
 		if f, err := r.Read(); err != nil || f.Type != wire.THello {
 			t.Fatalf("the next connection is answered %d, %v", f.Type, err)
 		}
-		go func() { _ = w.Write(wire.TPing, 0, []byte("alive")) }()
-		if f, err := r.Read(); err != nil || f.Type != wire.TPing || string(f.Payload) != "alive" {
-			t.Fatalf("the next connection's ping is answered %d %q, %v", f.Type, f.Payload, err)
+		go func() { _ = w.WriteJSON(wire.TRead, 1, wire.Read{Path: "none", Max: 1}) }()
+		if f, err := r.Read(); err != nil || f.Type != wire.TError || f.Stream != 1 || !bytes.Contains(f.Payload, []byte(wire.CodeNotFound)) {
+			t.Fatalf("the next connection's read is answered %d %q, %v", f.Type, f.Payload, err)
 		}
 	})
 	if _, err := os.Stat(filepath.Join(filepath.Dir(dir), "f")); err == nil {

@@ -51,6 +51,7 @@ type Conn struct {
 type stream struct {
 	credit *wire.Credit
 	onData func(wire.Frame) error // called on the reader's goroutine; an error ends the connection
+	sent   chan struct{}          // closed when the request has been written
 	end    chan end
 }
 
@@ -120,8 +121,15 @@ func (c *Conn) Close() { c.fail(errors.New("closed")) }
 // Shutdown tells the agent to kill everything and exit, and waits until the
 // connection ends.
 func (c *Conn) Shutdown(ctx context.Context) error {
-	if err := c.w.Write(wire.TShutdown, 0); err != nil {
-		return err
+	sent := make(chan error, 1)
+	go func() { sent <- c.w.Write(wire.TShutdown, 0) }() // may wait behind what the agent does not read
+	select {
+	case err := <-sent:
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	select {
 	case <-c.done:
@@ -170,8 +178,6 @@ func (c *Conn) handle(f wire.Frame) error {
 	}
 	c.mu.Unlock()
 	switch f.Type {
-	case wire.TPing:
-		return nil
 	case wire.TDone, wire.TError, wire.TData, wire.TOutput, wire.TGrant, wire.TLive:
 	default:
 		return fmt.Errorf("frame of type %d is not for the sidecar", f.Type)
@@ -206,9 +212,52 @@ func (c *Conn) open(onData func(wire.Frame) error) (uint32, *stream, error) {
 	}
 	for c.next++; c.next == 0 || c.streams[c.next] != nil; c.next++ {
 	}
-	s := &stream{credit: wire.NewCredit(), onData: onData, end: make(chan end, 1)}
+	s := &stream{credit: wire.NewCredit(), onData: onData, sent: make(chan struct{}), end: make(chan end, 1)}
 	c.streams[c.next] = s
 	return c.next, s, nil
+}
+
+// ask writes a stream's request, and then its content, without waiting: an agent that
+// does not read holds up no caller for longer than that one likes.
+func (c *Conn) ask(id uint32, s *stream, request func() error, content io.Reader) {
+	go func() {
+		err := request()
+		close(s.sent)
+		switch {
+		case errors.Is(err, wire.ErrTooLong):
+			if c.forget(id) {
+				s.end <- end{err: err}
+			}
+		case err != nil:
+			c.fail(err)
+		case content != nil:
+			c.send(id, s, content)
+		}
+	}()
+}
+
+// cancel tells the agent that nobody wants a stream's answer any more, after its request
+// and without waiting.
+func (c *Conn) cancel(id uint32, s *stream) {
+	go func() {
+		select {
+		case <-s.sent:
+		case <-c.done:
+			return
+		}
+		if err := c.w.Write(wire.TCancel, id); err != nil {
+			c.fail(err)
+		}
+	}()
+}
+
+// forget says whether the stream was open until now.
+func (c *Conn) forget(id uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, open := c.streams[id]
+	delete(c.streams, id)
+	return open
 }
 
 // wait returns an operation's outcome. When ctx ends first it cancels the
@@ -223,7 +272,7 @@ func (c *Conn) wait(ctx context.Context, id uint32, s *stream, out any) error {
 			c.fail(errors.New("the agent did not keep the time"))
 			return cause
 		}
-		_ = c.w.Write(wire.TCancel, id)
+		c.cancel(id, s)
 		t := time.NewTimer(grace)
 		defer t.Stop()
 		select {
@@ -431,7 +480,6 @@ func (o *Output) Bytes(w Which, gap string) []byte {
 // are returned beside the cause.
 func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started func(*Output)) (*Output, wire.Exit, error) {
 	out := &Output{tail: -1}
-	var id uint32
 	var got int
 	id, s, err := c.open(func(f wire.Frame) error {
 		switch f.Type {
@@ -449,7 +497,7 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 		if got += len(f.Payload) - 1; got >= wire.Window/2 {
 			n := got
 			got = 0
-			return c.grant(id, n)
+			return c.grant(f.Stream, n)
 		}
 		return nil
 	})
@@ -460,12 +508,7 @@ func (c *Conn) Exec(ctx context.Context, m wire.Exec, stdin io.Reader, started f
 	if started != nil {
 		started(out)
 	}
-	if err := c.w.WriteJSON(wire.TExec, id, m); err != nil {
-		return nil, wire.Exit{}, c.broken(id, err)
-	}
-	if m.Stdin {
-		go c.send(id, s, stdin)
-	}
+	c.ask(id, s, func() error { return c.w.WriteJSON(wire.TExec, id, m) }, stdin)
 	if m.Timeout > 0 {
 		// The agent keeps the time; this is for an agent that does not.
 		var cancel context.CancelFunc
@@ -497,7 +540,6 @@ func sane(e wire.Exit) wire.Exit {
 // ReadFile returns up to m.Max bytes of a file and the size of the whole.
 func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error) {
 	var buf []byte
-	var id uint32
 	var got int
 	id, s, err := c.open(func(f wire.Frame) error {
 		if f.Type != wire.TData {
@@ -513,16 +555,14 @@ func (c *Conn) ReadFile(ctx context.Context, m wire.Read) ([]byte, int64, error)
 		if got += len(f.Payload); got >= wire.Window/2 {
 			n := got
 			got = 0
-			return c.grant(id, n)
+			return c.grant(f.Stream, n)
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := c.w.WriteJSON(wire.TRead, id, m); err != nil {
-		return nil, 0, c.broken(id, err)
-	}
+	c.ask(id, s, func() error { return c.w.WriteJSON(wire.TRead, id, m) }, nil)
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	var file wire.File
@@ -538,10 +578,8 @@ func (c *Conn) WriteFile(ctx context.Context, path string, mode uint32, content 
 	if err != nil {
 		return err
 	}
-	if err := c.w.WriteJSON(wire.TWrite, id, wire.Write{Path: path, Mode: mode, Size: int64(len(content))}); err != nil {
-		return c.broken(id, err)
-	}
-	go c.send(id, s, bytes.NewReader(content))
+	m := wire.Write{Path: path, Mode: mode, Size: int64(len(content))}
+	c.ask(id, s, func() error { return c.w.WriteJSON(wire.TWrite, id, m) }, bytes.NewReader(content))
 	ctx, cancel := inTime(ctx)
 	defer cancel()
 	var file wire.File
@@ -559,9 +597,7 @@ func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := c.w.Write(wire.TUnlinked, id); err != nil {
-		return 0, c.broken(id, err)
-	}
+	c.ask(id, s, func() error { return c.w.Write(wire.TUnlinked, id) }, nil)
 	var file wire.File
 	select {
 	case e := <-s.end:
@@ -569,14 +605,8 @@ func (c *Conn) Unlinked(ctx context.Context) (int64, error) {
 			err = json.Unmarshal(e.payload, &file)
 		}
 	case <-ctx.Done():
-		c.mu.Lock()
-		delete(c.streams, id)
-		c.mu.Unlock()
-		go func() { // must not wait for an agent that does not read
-			if err := c.w.Write(wire.TCancel, id); err != nil {
-				c.fail(err)
-			}
-		}()
+		c.forget(id)
+		c.cancel(id, s)
 		err = ctx.Err()
 	}
 	return min(max(file.Size, 0), maxUnlinked), err
@@ -598,17 +628,6 @@ func (c *Conn) grant(id uint32, n int) error {
 		}
 	}()
 	return nil
-}
-
-func (c *Conn) broken(id uint32, err error) error {
-	c.mu.Lock()
-	delete(c.streams, id)
-	c.mu.Unlock()
-	if errors.Is(err, wire.ErrTooLong) {
-		return err
-	}
-	c.fail(err)
-	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 
 func parseError(p []byte) error {

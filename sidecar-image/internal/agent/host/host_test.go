@@ -163,17 +163,53 @@ func TestUnlinkedOfAnOlderAgent(t *testing.T) {
 }
 
 // An agent that goes mute, and one that hears nothing more, as when its process is
-// stopped: whoever reads or writes a file gets an answer all the same.
+// stopped: whoever waits for it gets an answer all the same, and in the time that is his.
 func TestMuteAgent(t *testing.T) {
-	for name, op := range map[string]func(context.Context, *Conn) error{
-		"read": func(ctx context.Context, c *Conn) error {
-			_, _, err := c.ReadFile(ctx, wire.Read{Path: "f", Max: 1 << 20})
+	read := func(ctx context.Context, c *Conn) error {
+		_, _, err := c.ReadFile(ctx, wire.Read{Path: "f", Max: 1 << 20})
+		return err
+	}
+	write := func(size int) func(context.Context, *Conn) error {
+		return func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, make([]byte, size)) }
+	}
+	run := func(ctx context.Context, c *Conn) error {
+		_, _, err := c.Exec(ctx, wire.Exec{Command: "true", MaxOutput: 1}, nil, nil)
+		return err
+	}
+	const soon = 2 * time.Second
+	// hurried is op for a caller who has no more time than soon.
+	hurried := func(op func(context.Context, *Conn) error) func(context.Context, *Conn) error {
+		return func(ctx context.Context, c *Conn) error {
+			ctx, cancel := context.WithTimeout(ctx, soon)
+			defer cancel()
+			return op(ctx, c)
+		}
+	}
+	for name, tc := range map[string]struct {
+		op   func(context.Context, *Conn) error
+		want error
+		most time.Duration
+	}{
+		"read":              {read, ErrLost, fileTimeout + grace},
+		"write":             {write(1), ErrLost, fileTimeout + grace},
+		"large write":       {write(1 << 20), ErrLost, fileTimeout + grace},
+		"cancelled command": {hurried(run), ErrLost, soon + grace},
+		"cancelled read":    {hurried(read), ErrLost, soon + grace},
+		"cancelled write":   {hurried(write(1 << 20)), ErrLost, soon + grace},
+		"shutdown":          {hurried(func(ctx context.Context, c *Conn) error { return c.Shutdown(ctx) }), context.DeadlineExceeded, soon},
+		"shutdown behind writes": {hurried(func(ctx context.Context, c *Conn) error {
+			for range 3 {
+				go func() { _ = write(1<<20)(context.WithoutCancel(ctx), c) }()
+			}
+			synctest.Wait()
+			return c.Shutdown(ctx)
+		}), context.DeadlineExceeded, soon},
+		"question": {hurried(func(ctx context.Context, c *Conn) error {
+			_, err := c.Unlinked(ctx)
 			return err
-		},
-		"write":       func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, []byte("x")) },
-		"large write": func(ctx context.Context, c *Conn) error { return c.WriteFile(ctx, "f", 0, make([]byte, 1<<20)) },
+		}), context.DeadlineExceeded, soon},
 	} {
-		for _, frames := range []int{1, 1000} { // that it still hears
+		for _, frames := range []int{0, 1, 1000} { // that it still hears
 			t.Run(fmt.Sprintf("%s, %d frames", name, frames), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					gone := make(chan struct{})
@@ -186,11 +222,14 @@ func TestMuteAgent(t *testing.T) {
 						<-gone
 					})
 					began := time.Now()
-					if err := op(t.Context(), c); !errors.Is(err, ErrLost) {
+					if err := tc.op(t.Context(), c); !errors.Is(err, tc.want) {
 						t.Errorf("it ended with %v", err)
 					}
-					if took := time.Since(began); took > fileTimeout+grace {
+					if took := time.Since(began); took > tc.most {
 						t.Errorf("it took %v", took)
+					}
+					if tc.want != ErrLost {
+						c.Close() // as who shuts down does
 					}
 					<-c.Done()
 					close(gone)

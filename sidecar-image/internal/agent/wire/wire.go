@@ -53,7 +53,7 @@ const (
 	TWrite    Type = 4  // to the agent: Write, then TData, then TEnd
 	TCancel   Type = 5  // to the agent: ends the stream's operation, no payload
 	TShutdown Type = 6  // to the agent: kill everything and exit, no payload
-	TPing     Type = 7  // both ways: echoed with its payload
+	_         Type = 7  // was an echo that nobody asked for
 	TData     Type = 8  // both ways: file content, or an exec's stdin
 	TEnd      Type = 9  // both ways: no more TData on this stream, no payload
 	TOutput   Type = 10 // to the sidecar: one byte Channel, then output
@@ -193,8 +193,8 @@ func (r *Reader) Read() (Frame, error) {
 		max = 8 + MaxLive
 	case TCancel, TShutdown, TEnd, TUnlinked:
 		max = 0
-	case TGrant, TPing:
-		max = 8
+	case TGrant:
+		max = 4
 	case THello, TExec, TRead, TWrite, TDone, TError:
 	default:
 		return Frame{}, fmt.Errorf("frame of unknown type %d", f.Type)
@@ -242,13 +242,13 @@ func noEOF(err error) error {
 
 // Writer writes frames, each with one Write call. Safe for concurrent use.
 type Writer struct {
-	mu  sync.Mutex
-	w   io.Writer
-	err error
+	turn chan struct{} // a lock; of one that is a channel testing/synctest knows who waits
+	w    io.Writer
+	err  error
 }
 
 // NewWriter returns a Writer to w.
-func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
+func NewWriter(w io.Writer) *Writer { return &Writer{turn: make(chan struct{}, 1), w: w} }
 
 // Write sends a frame whose payload is the concatenation of parts. After an
 // error every later Write fails with it: a broken frame cannot be mended.
@@ -260,8 +260,8 @@ func (w *Writer) Write(t Type, stream uint32, parts ...[]byte) error {
 	if n > MaxPayload {
 		return fmt.Errorf("%w: %d bytes, a frame carries %d", ErrTooLong, n, MaxPayload)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.turn <- struct{}{}
+	defer func() { <-w.turn }()
 	if w.err != nil {
 		return w.err
 	}

@@ -15,7 +15,7 @@ func TestFrames(t *testing.T) {
 	large := bytes.Repeat([]byte("x"), MaxPayload)
 	frames := []Frame{
 		{THello, 0, []byte(`{"version":1}`)}, {TCancel, 7, nil}, {TData, 1 << 31, bytes.Repeat([]byte("d"), MaxData)},
-		{TOutput, 3, []byte("\x01out")}, {TExec, 9, large}, {TPing, 0, []byte("12345678")},
+		{TOutput, 3, []byte("\x01out")}, {TExec, 9, large}, {TGrant, 4, []byte("1234")},
 	}
 	for _, f := range frames {
 		if err := w.Write(f.Type, f.Stream, f.Payload); err != nil {
@@ -49,11 +49,12 @@ func TestBounds(t *testing.T) {
 		"large data":           frame(MaxData+1, TData, ""),
 		"large live":           frame(8+MaxLive+1, TLive, ""),
 		"cancel with payload":  frame(1, TCancel, "x"),
-		"grant too long":       frame(9, TGrant, "123456789"),
+		"grant too long":       frame(5, TGrant, "12345"),
 		"unknown type":         frame(0, 99, ""),
 		"type zero":            frame(0, 0, ""),
-		"cut in the header":    frame(0, TPing, "")[:5],
-		"cut in the payload":   frame(10, TPing, "123")[:12],
+		"a former type":        frame(0, 7, ""),
+		"cut in the header":    frame(0, TEnd, "")[:5],
+		"cut in the payload":   frame(4, TGrant, "1234")[:12],
 		"cut in a large frame": frame(MaxPayload, TExec, strings.Repeat("x", 100)),
 	} {
 		if f, err := NewReader(bytes.NewReader(b)).Read(); err == nil || err == io.EOF {
@@ -94,7 +95,7 @@ func TestCredit(t *testing.T) {
 }
 
 func FuzzReader(f *testing.F) {
-	f.Add(frame(2, TPing, "ab"))
+	f.Add(frame(4, TGrant, "abcd"))
 	f.Add(frame(0, TEnd, ""))
 	f.Add(frame(1<<20, TExec, "{"))
 	f.Fuzz(func(t *testing.T, b []byte) {

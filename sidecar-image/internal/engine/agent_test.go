@@ -1,0 +1,103 @@
+package engine_test
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+// The volume of the agent that an engine behind a socket has is filled again when it is
+// lost, and when the engine has made an empty one in its place.
+func TestLostVolume(t *testing.T) {
+	p := enginetest.New(t)
+	opts := p.Options(t, "runc")
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := p.Command("--runtime", runc, "system", "service", "--time", "0", "unix://"+opts.Socket)
+	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
+	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
+	agent, err := os.ReadFile(p.Agent)
+	if err == nil {
+		agent = append(agent, rand.Text()...) // so that the volume is no other test's
+		err = os.WriteFile(opts.Agent, agent, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := enginetest.Open(t, opts)
+	podman := func(args ...string) string {
+		t.Helper()
+		out, err := p.Command(args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	works := func(what string) {
+		t.Helper()
+		c := open(t, e, p.Image, nil)
+		if out, exit := c.sh("echo hello", 10*time.Second); out != "hello\n" {
+			t.Errorf("%s: %q, %+v", what, out, exit)
+		}
+		if err := e.Remove(t.Context(), c.id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sum := sha256.Sum256(agent)
+	volume := fmt.Sprintf("loomcycle-agent-%x", sum[:8])
+	t.Cleanup(func() { _ = p.Command("volume", "rm", volume).Run() })
+	works("at first")
+	podman("volume", "rm", volume)
+	works("after a prune")
+	podman("volume", "rm", volume)
+	// The API tells in whole seconds when a volume was made.
+	for next := time.Now().Truncate(time.Second).Add(time.Second); time.Now().Before(next); time.Sleep(10 * time.Millisecond) {
+	}
+	podman("volume", "create", volume)
+	works("of an empty one")
+	if got := podman("volume", "ls", "--quiet", "--filter", "label="+engine.LabelManaged+"=1"); !slices.Contains(strings.Fields(got), volume) {
+		t.Errorf("the volumes that a removal of old ones finds are %q, without %s", got, volume)
+	}
+
+	// One whose loss nobody could tell from the engine's words.
+	podman("volume", "rm", volume)
+	podman("volume", "create", "--label", engine.LabelManaged+"=1", volume)
+	spec := engine.Spec{Name: "loomcycle-test-lost", Image: podman("image", "inspect", "--format", "{{.Id}}", p.Image), WorkBytes: 1 << 20, TmpBytes: 1 << 20, MemBytes: 64 << 20, CPUs: 1, Pids: 64}
+	id, err := e.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(t.Context(), id); err == nil {
+		t.Error("a container starts without the agent")
+	}
+	if err := e.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	works("after a start that failed")
+
+	podman("volume", "rm", volume)
+	if err := os.WriteFile(opts.Agent, append(agent, 0), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.PlaceAgent(t.Context(), spec.Image); err == nil || !strings.Contains(err.Error(), "restart the sidecar") {
+		t.Errorf("another agent takes the first one's name: %v", err)
+	}
+}

@@ -1,0 +1,129 @@
+package engine_test
+
+import (
+	"crypto/rand"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
+)
+
+// Of two sidecars that boot at once with an agent that is new to their engine one copies it,
+// and the other waits: a second copy would take the file from the first one's session.
+// What a killed sidecar has left stops neither itself nor, for long, another.
+func TestOneCarrier(t *testing.T) {
+	p := enginetest.New(t)
+	opts := p.Options(t, "runc")
+	service := p.Command("--runtime", "runc", "system", "service", "--time", "0", "unix://"+opts.Socket)
+	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
+	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
+	agent, err := os.ReadFile(p.Agent)
+	if err == nil {
+		err = os.WriteFile(opts.Agent, append(agent, rand.Text()...), 0o755) // so that the volume is new
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// sidecar is an engine that calls before ahead of each request for an agent's carrier.
+	sidecar := func(instance string, before func(r *http.Request)) *engine.Engine {
+		opts := opts
+		opts.Instance = instance
+		opts.Trace = []otelhttp.Option{otelhttp.WithFilter(func(r *http.Request) bool { before(r); return false })}
+		return enginetest.Open(t, opts)
+	}
+	copies := func(r *http.Request) bool {
+		return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/archive")
+	}
+
+	waits, copied := make(chan struct{}), make(chan struct{})
+	looks, again := sync.OnceFunc(func() { close(waits) }), sync.OnceFunc(func() { close(copied) })
+	second := sidecar("second", func(r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "-carrier/json") {
+			looks()
+		} else if copies(r) {
+			again()
+		}
+	})
+	img, err := second.ResolveImage(t.Context(), p.Image, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	meets := sync.OnceFunc(func() {
+		go func() { ended <- second.PlaceAgent(t.Context(), img.ID) }()
+		select { // the first has looked, and has not copied yet
+		case <-waits:
+		case <-copied:
+			t.Error("the second does not wait for the first")
+		case <-time.After(time.Minute):
+			t.Error("the second does nothing")
+		}
+	})
+	first := sidecar("first", func(r *http.Request) {
+		if copies(r) {
+			meets()
+		}
+	})
+	if err := first.PlaceAgent(t.Context(), img.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-copied:
+		t.Error("the second copies what is there")
+	default:
+	}
+
+	volume := ""
+	for _, name := range strings.Fields(said(t, p.Command("volume", "ls", "--quiet"))) {
+		if exec.Command("cmp", "--quiet", opts.Agent, filepath.Join(p.Root(), "volumes", name, "_data", "session-agent")).Run() == nil {
+			volume = name
+		}
+	}
+	if volume == "" {
+		t.Fatal("no volume holds the agent")
+	}
+	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", volume).Run() })
+	leave := func() {
+		said(t, p.Command("create", "--name", volume+"-carrier", "--label", engine.LabelInstance+"=first", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true"))
+	}
+	leave()
+	engine.SetPatience(first, time.Hour)
+	if err := first.PlaceAgent(t.Context(), img.ID); err != nil {
+		t.Errorf("with its own carrier of before: %v", err)
+	}
+	leave()
+	engine.SetPatience(second, 0)
+	if err := second.PlaceAgent(t.Context(), img.ID); err != nil {
+		t.Errorf("with a carrier that nobody comes back for: %v", err)
+	}
+	if left := said(t, p.Command("ps", "--all", "--quiet", "--filter", "volume="+volume)); left != "" {
+		t.Errorf("carriers are left: %s", left)
+	}
+}
+
+func said(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
