@@ -66,7 +66,7 @@ func (m *Mirrors) Fetch(ctx context.Context, s lock.Source, file string) error {
 	if s.Digest == "" || s.Size <= 0 {
 		return fmt.Errorf("%s has no size and digest to check it against", s.Name)
 	}
-	if present(s, file) {
+	if Intact(file, s) {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -174,8 +174,8 @@ func (m *Mirrors) Download(ctx context.Context, s lock.Source, file string) (siz
 	return size, sum, from, err
 }
 
-// present reports whether the file is already the source.
-func present(s lock.Source, file string) bool {
+// Intact reports whether a file is there with the bytes that are locked.
+func Intact(file string, s lock.Source) bool {
 	info, err := os.Stat(file)
 	if err != nil || info.Size() != s.Size {
 		return false

@@ -432,3 +432,17 @@ Components: main
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestGoEnv(t *testing.T) {
+	if v, err := mirror.GoEnv(t.Context(), env(map[string]string{"GOPROXY": "https://a.example"}), "GOPROXY"); v != "https://a.example" || err != nil {
+		t.Errorf("passed in, it is %q, %v", v, err)
+	}
+	t.Setenv("GOPROXY", "https://b.example") // as go env -w would
+	if v, err := mirror.GoEnv(t.Context(), env(nil), "GOPROXY"); v != "https://b.example" || err != nil {
+		t.Errorf("of the go command, it is %q, %v", v, err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := mirror.GoEnv(t.Context(), env(nil), "GOPROXY"); err == nil || !strings.Contains(err.Error(), "GOPROXY is not set and `go env GOPROXY` fails") {
+		t.Errorf("without a go command: %v", err)
+	}
+}

@@ -240,6 +240,11 @@ func (c *Config) CopyModules(ctx context.Context, dir, root string, tools ...str
 		cmd := exec.CommandContext(ctx, "go", "mod", "download")
 		cmd.Dir = filepath.Join(root, module)
 		cmd.Env = append(os.Environ(), "GOMODCACHE="+cache, "GOFLAGS=-modcacherw", "GOWORK=off")
+		for _, name := range []string{"GOPROXY", "GOSUMDB", "GONOSUMDB"} {
+			if v := c.Env(name); v != "" {
+				cmd.Env = append(cmd.Env, name+"="+v)
+			}
+		}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("go mod download in %s, with GOPROXY of this machine: %w\n%s", cmd.Dir, err, out)
 		}

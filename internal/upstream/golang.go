@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"go/version"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -89,14 +88,14 @@ const goDatabaseKey = "033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8"
 // use, through the first GOPROXY that offers it, else directly.
 // https://go.dev/ref/mod#checksum-database
 func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
-	setting, err := c.goEnv(ctx, "GOSUMDB")
+	setting, err := mirror.GoEnv(ctx, c.Env, "GOSUMDB")
 	if err != nil {
 		return nil, err
 	}
 	if setting == "off" {
 		return &checksums{off: "GOSUMDB=off"}, nil
 	}
-	skip, err := c.goEnv(ctx, "GONOSUMDB") // its default is GOPRIVATE
+	skip, err := mirror.GoEnv(ctx, c.Env, "GONOSUMDB") // its default is GOPRIVATE
 	if err != nil {
 		return nil, err
 	}
@@ -117,18 +116,6 @@ func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
 	}
 	ops := &sumOps{ctx: ctx, mirrors: c.Mirrors, key: key, name: name, direct: direct, read: map[string][]byte{}}
 	return &checksums{client: sumdb.NewClient(ops), ops: ops}, nil
-}
-
-// goEnv is a setting of the go command.
-func (c *Config) goEnv(ctx context.Context, name string) (string, error) {
-	if v := c.Env(name); v != "" {
-		return v, nil
-	}
-	out, err := exec.CommandContext(ctx, "go", "env", name).Output()
-	if err != nil {
-		return "", fmt.Errorf("%s is not set and `go env %s` fails: %w", name, name, err)
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 // check compares a toolchain's h1 with the checksum database.
