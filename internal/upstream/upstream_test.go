@@ -541,7 +541,7 @@ func TestChecksumDatabaseOff(t *testing.T) {
 }
 
 // A bucket answers 403 for what it lacks, an index by its hash too: the plain
-// one and the next mirror are asked.
+// one and the next mirror are asked. Where neither name serves, both are said.
 func TestUpdateFromABucket(t *testing.T) {
 	needApt(t)
 	w := newWorld(t)
@@ -561,4 +561,8 @@ func TestUpdateFromABucket(t *testing.T) {
 	w.vars["DEBIAN_MIRROR"] = bucket.URL + " file:" + second
 	w.reconnect(t)
 	w.update(t)
+
+	w.write(t, filepath.Join(w.root, "debian/dists/trixie/main/binary-arm64/Packages.xz"), []byte("tomorrow's"))
+	_, err := w.config.Update(t.Context(), suites())
+	wantError(t, err, "/by-hash/", "403 Forbidden", "run lock:update", "binary-arm64/Packages.xz is truncated", "found "+digest.FromString("tomorrow's").String())
 }
