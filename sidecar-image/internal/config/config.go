@@ -174,7 +174,7 @@ var Vars = []Var{
 	{"SANDBOX_WORKSPACE_ROOT", "", "directory of the durable workspaces, in one that is there; empty refuses them", str(func(c *Config) *string { return &c.WorkspaceRoot })},
 	{"SANDBOX_WORKSPACE_HOST_ROOT", "", "the same directory as the engine's host sees it, where that differs", str(func(c *Config) *string { return &c.WorkspaceHost })},
 	{"SANDBOX_WORKSPACE_QUOTA_MB", "4096", "size of one workspace in MiB; 0 for no limit", integer(func(c *Config) *int64 { return &c.WorkspaceMB }, 0)},
-	{"SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL", "20", "workspaces of one principal, in use or not; 0 for no limit", count(func(c *Config) *int { return &c.Workspaces })},
+	{"SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL", "0", "workspaces of one principal, in use or not; 0 for no limit: a shared token is one principal", count(func(c *Config) *int { return &c.Workspaces })},
 
 	{"SANDBOX_RUN_STATUS_URL", "", "where to ask whether a run still lives; {root_run_id} is replaced", address(func(c *Config) *string { return &c.RunStatusURL })},
 	{"SANDBOX_RUN_STATUS_TOKEN", "", "bearer token for it", str(func(c *Config) *string { return &c.RunStatusToken })},

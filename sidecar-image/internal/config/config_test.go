@@ -21,6 +21,10 @@ func TestDefaults(t *testing.T) {
 	if c.Listen != "127.0.0.1:9000" || c.IdleTTL != 30*time.Minute || c.MemMB != (Range{2048, 8192}) || c.Tokens[0].Secret != "t" || c.Pull != "missing" {
 		t.Errorf("%+v", c)
 	}
+	// A shared token is one principal, whose names nobody deletes but the operator.
+	if c.Workspaces != 0 {
+		t.Errorf("%d workspaces are all that a deployment with one token may ever have", c.Workspaces)
+	}
 }
 
 // Each variable reaches the field that is read of it.
