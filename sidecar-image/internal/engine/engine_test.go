@@ -355,13 +355,21 @@ func TestStop(t *testing.T) {
 	for _, rt := range runtimes {
 		t.Run(rt, func(t *testing.T) {
 			e := enginetest.Open(t, p.Options(t, rt))
+			const (
+				listens = "trap 'echo heard; sleep 0.3; echo and ended; exit 3' TERM; touch ready; while :; do sleep 0.05; done"
+				// More than is sent as it is written, and than is under way without an answer.
+				tells = "trap 'head -c 1000000 /dev/zero | tr \"\\0\" x; exit 3' TERM; touch ready; while :; do sleep 0.05; done"
+			)
 			for name, tc := range map[string]struct {
 				command, want string
+				ends          bool // by itself, which its caller hears of
 			}{
-				"who listens, over a second connection": {"trap 'echo heard; sleep 0.3; echo and ended; exit 3' TERM; touch ready; while :; do sleep 0.05; done", "heard\nand ended\n"},
-				"who listens":                           {"trap 'echo heard; sleep 0.3; echo and ended; exit 3' TERM; touch ready; while :; do sleep 0.05; done", "heard\nand ended\n"},
-				"who does not":                          {"trap '' TERM; touch ready; while :; do sleep 0.05; done", ""},
-				"a removal of it":                       {"trap 'echo heard' TERM; touch ready; while :; do sleep 0.05; done", ""},
+				"who listens, over a second connection":    {listens, "heard\nand ended\n", true},
+				"who listens":                              {listens, "heard\nand ended\n", true},
+				"who tells much":                           {tells, strings.Repeat("x", 1000000), true},
+				"who tells much, over a second connection": {tells, strings.Repeat("x", 1000000), true},
+				"who does not":                             {"trap '' TERM; touch ready; while :; do sleep 0.05; done", "", false},
+				"a removal of it":                          {"trap 'echo heard' TERM; touch ready; while :; do sleep 0.05; done", "", false},
 			} {
 				c := open(t, e, p.Image, nil)
 				if strings.HasSuffix(name, "second connection") {
@@ -375,13 +383,14 @@ func TestStop(t *testing.T) {
 					}
 				}
 				type result struct {
-					out *host.Output
-					err error
+					out  *host.Output
+					exit wire.Exit
+					err  error
 				}
 				ran := make(chan result, 1)
 				go func() {
-					out, _, err := c.Exec(t.Context(), wire.Exec{Command: tc.command, Timeout: time.Minute, MaxOutput: 100}, nil, nil)
-					ran <- result{out, err}
+					out, exit, err := c.Exec(t.Context(), wire.Exec{Command: tc.command, Timeout: time.Minute, MaxOutput: 1 << 20}, nil, nil)
+					ran <- result{out, exit, err}
 				}()
 				c.sh("until [ -e ready ]; do sleep 0.05; done", 10*time.Second)
 				began := time.Now()
@@ -398,12 +407,12 @@ func TestStop(t *testing.T) {
 					t.Errorf("%s: it took %v", name, took)
 				}
 				r := <-ran
-				if r.err != nil && !errors.Is(r.err, host.ErrLost) {
-					t.Errorf("%s: %v", name, r.err)
+				if tc.ends && (r.err != nil || r.exit.Code != 3) || !tc.ends && r.err != nil && !errors.Is(r.err, host.ErrLost) {
+					t.Errorf("%s: %+v, %v", name, r.exit, r.err)
 				}
 				// On stderr the shell may tell of a sleep that the signal met.
 				if got := string(r.out.Bytes(host.Stdout, "")); got != tc.want {
-					t.Errorf("%s: the command wrote %q", name, got)
+					t.Errorf("%s: the command wrote %d bytes, %.100q", name, len(got), got)
 				}
 				stops(t, e, c.id, "the container goes on")
 			}

@@ -115,7 +115,9 @@ func Main(ctx context.Context, dir, build string) error {
 	go a.stdio()
 	select {
 	case s := <-stop:
-		a.procs.forward(s.(syscall.Signal), termGrace)
+		end := time.Now().Add(termGrace)
+		a.procs.forward(s.(syscall.Signal), end)
+		a.settle(end)
 	case <-a.exit:
 	case <-ctx.Done():
 	}
@@ -211,7 +213,8 @@ func (a *Agent) Serve(rw io.ReadWriteCloser) { a.serveHello(rw, func() {}) }
 // Hello or ended without.
 func (a *Agent) serveHello(rw io.ReadWriteCloser, greeted func()) {
 	defer rw.Close()
-	c := &conn{a: a, rw: rw, r: wire.NewReader(rw), w: wire.NewWriter(rw), ops: map[uint32]*op{}, kinds: map[wire.Type]int{}}
+	c := &conn{a: a, rw: rw, r: wire.NewReader(rw), w: wire.NewWriter(rw), ops: map[uint32]*op{}, kinds: map[wire.Type]int{}, over: make(chan struct{})}
+	defer close(c.over)
 	err := a.hello(c)
 	greeted()
 	if err == nil {
@@ -264,10 +267,12 @@ type conn struct {
 	r  *wire.Reader
 	w  *wire.Writer
 
-	mu    sync.Mutex
-	ops   map[uint32]*op
-	kinds map[wire.Type]int // of them
-	wg    sync.WaitGroup    // the operations
+	mu       sync.Mutex
+	ops      map[uint32]*op
+	kinds    map[wire.Type]int // of them
+	settling bool              // none begins any more
+	wg       sync.WaitGroup    // the operations
+	over     chan struct{}     // closed when the peer is gone, and all of them
 }
 
 // op is an operation under way on a stream.
@@ -347,8 +352,12 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 			return c.fail(f.Stream, wire.CodeBad, "the request is not valid JSON: "+err.Error())
 		}
 	}
+	admit(c.a.dir)
 	c.mu.Lock()
 	switch {
+	case c.settling:
+		c.mu.Unlock()
+		return c.fail(f.Stream, wire.CodeFailed, "the session ends: its container is being stopped")
 	case c.ops[f.Stream] != nil:
 		c.mu.Unlock()
 		return fmt.Errorf("stream %d is in use", f.Stream)
@@ -368,10 +377,13 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	c.ops[f.Stream] = o
 	c.kinds[f.Type]++
+	c.wg.Add(1) // while settle does not wait yet
 	c.mu.Unlock()
 	context.AfterFunc(o.ctx, o.credit.Close)
-	admit(c.a.dir)
-	c.wg.Go(func() { run(o) })
+	go func() {
+		defer c.wg.Done()
+		run(o)
+	}()
 	return nil
 }
 
@@ -447,6 +459,33 @@ func (c *conn) end() {
 	}
 	c.mu.Unlock()
 	c.wg.Wait()
+}
+
+// settle lets the commands that a signal has ended say so, and what they wrote last, until
+// end. What a bridge has not passed on would be lost with the container, so it is told that
+// nothing follows, and hangs up when it has passed on all.
+func (a *Agent) settle(end time.Time) {
+	a.mu.Lock()
+	c := a.current
+	a.mu.Unlock()
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	c.settling = true
+	c.mu.Unlock()
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		c.wg.Wait()
+		if bridge, ok := c.rw.(*net.UnixConn); ok && bridge.CloseWrite() == nil {
+			<-c.over
+		}
+	}()
+	select {
+	case <-said:
+	case <-time.After(time.Until(end)):
+	}
 }
 
 // Connect bridges stdio to a running agent's socket: what a restarted sidecar

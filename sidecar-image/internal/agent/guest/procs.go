@@ -275,10 +275,10 @@ func (p *procs) kill(id uint64, leader int, limit time.Duration) {
 }
 
 // forward passes a signal to every process and waits until they are gone, or
-// for grace. The bridge of a second connection is let be: it carries what the others
+// until end. The bridge of a second connection is let be: it carries what the others
 // say meanwhile, and they would be killed with it.
-func (p *procs) forward(sig syscall.Signal, grace time.Duration) {
-	for end := time.Now().Add(grace); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+func (p *procs) forward(sig syscall.Signal, end time.Time) {
+	for ; time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		alive := false
 		all, _ := pids()
 		for _, pid := range all {
