@@ -150,6 +150,7 @@ type Spec struct {
 type State struct {
 	ID        string
 	Running   bool
+	Ending    bool // of List: it does not run, but its processes may be there still, or again
 	OOMKilled bool
 	ExitCode  int
 	GVisor    bool // whose kernel ends with what it runs when a limit is used up, and tells nobody
@@ -660,6 +661,10 @@ func (e *Engine) inspect(ctx context.Context, id string) (s State, gone, ok bool
 	return s, gone, true, nil
 }
 
+// ending are the states of a container, in docker's words and podman's, that is neither
+// running nor all gone.
+var ending = []string{"paused", "stopping", "removing", "restarting"}
+
 // List returns the containers of one sidecar instance, running or not.
 func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 	var cs []container.Summary
@@ -692,7 +697,7 @@ func (e *Engine) List(ctx context.Context, instance string) ([]State, error) {
 	for _, c := range cs {
 		// Checked again: a filter that an engine misread must not cost a stranger's container.
 		if c.Labels[LabelManaged] == "1" && c.Labels[LabelInstance] == instance {
-			out = append(out, State{ID: c.ID, Running: c.State == "running", Labels: c.Labels})
+			out = append(out, State{ID: c.ID, Running: c.State == "running", Ending: slices.Contains(ending, string(c.State)), Labels: c.Labels})
 		}
 	}
 	if instance == e.opts.Instance {

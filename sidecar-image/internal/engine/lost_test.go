@@ -126,3 +126,26 @@ func TestEndIsWrittenDown(t *testing.T) {
 		})
 	}
 }
+
+// Of a container that does not run a list tells whether its processes may go on: a sidecar
+// that adopts it keeps others from its workspace then.
+func TestListOfEndings(t *testing.T) {
+	p := enginetest.New(t)
+	e := enginetest.Open(t, p.Options(t, "runc"))
+	c := open(t, e, p.Image, nil)
+	for _, step := range []struct {
+		command []string
+		want    engine.State
+	}{
+		{[]string{"inspect"}, engine.State{Running: true}}, {[]string{"pause"}, engine.State{Ending: true}}, {[]string{"unpause"}, engine.State{Running: true}},
+		{[]string{"stop", "--time", "1"}, engine.State{}},
+	} {
+		if out, err := p.Command(append(step.command, c.id)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", step.command, err, out)
+		}
+		all, err := e.List(t.Context(), t.Name())
+		if err != nil || len(all) != 1 || all[0].Running != step.want.Running || all[0].Ending != step.want.Ending {
+			t.Errorf("after %v there are %+v, %v", step.command, all, err)
+		}
+	}
+}

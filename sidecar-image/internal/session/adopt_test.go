@@ -99,6 +99,56 @@ func TestAdoptedClose(t *testing.T) {
 	}
 }
 
+// What is left of a session that ended while no sidecar ran cannot write any more: its
+// workspace is free at once, however long the engine takes to remove the container. One
+// that is paused may go on.
+func TestAdoptedDead(t *testing.T) {
+	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := ws.Take(t.Context(), "p", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	for what, tc := range map[string]struct {
+		has  []engine.State
+		free bool
+	}{
+		"gone":     {nil, true},
+		"over":     {[]engine.State{{}}, true},
+		"stopping": {[]engine.State{{Ending: true}}, false},
+	} {
+		for _, state := range []State{Open, Closing, Opening} {
+			rec := opened(time.Hour)
+			rec.State, rec.Workspace = state, "ws"
+			e := &hung{removed: make(chan string)}
+			for _, c := range tc.has {
+				c.ID, c.Labels = "c", map[string]string{engine.LabelSession: rec.ID}
+				e.has = append(e.has, c)
+			}
+			m := manage(t, filepath.Join(t.TempDir(), "state"), Config{Engine: e, Workspaces: ws}, rec)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if !tc.free {
+				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+			}
+			h, err := m.takeWorkspace(ctx, "p", "ws")
+			if (err == nil) != tc.free {
+				t.Errorf("%s, %s: %v", what, state, err)
+			}
+			if err == nil {
+				h.Close()
+			}
+			cancel()
+			if id := <-e.removed; id != "c" {
+				t.Errorf("%s, %s: %s is removed", what, state, id)
+			}
+			m.Close()
+		}
+	}
+}
+
 // What prune has to leave alone is read without the sidecar, and beside it.
 func TestRecorded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")

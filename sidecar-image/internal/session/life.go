@@ -180,10 +180,13 @@ func (m *Manager) adopt(ctx context.Context) error {
 		}
 		live := rec.State == Open && ok && c.Running
 		free := func() {}
-		if rec.Workspace != "" && m.cfg.Workspaces != nil {
+		// Whether something in it may still write to its workspace: of a session that is over too,
+		// until its container is gone. One whose processes are gone keeps nobody waiting.
+		writes := ok && (c.Running || c.Ending)
+		if rec.Workspace != "" && writes && m.cfg.Workspaces != nil {
 			s.held, err = m.cfg.Workspaces.Adopt(rec.Principal, rec.Workspace)
 			switch {
-			case err == nil: // also of one that is over, whose container may run and write until it is gone
+			case err == nil:
 				free = s.held.Close
 				m.lock(s)
 			case live:
@@ -196,7 +199,11 @@ func (m *Manager) adopt(ctx context.Context) error {
 			}
 		}
 		if !live {
-			m.remove(rec, m.leave(rec, free))
+			gone := free
+			if writes {
+				gone = m.leave(rec, free)
+			}
+			m.remove(rec, gone)
 			continue
 		}
 		m.mu.Lock()
