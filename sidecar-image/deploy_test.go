@@ -631,6 +631,7 @@ func TestKustomize(t *testing.T) {
 	for _, v := range set.Spec.VolumeClaimTemplates {
 		volumes[v.Name] = true
 	}
+	claimLabels(t, set)
 	for _, m := range c.VolumeMounts {
 		if !volumes[m.Name] {
 			t.Errorf("%s mounts %s, which is no volume", m.MountPath, m.Name)
@@ -642,6 +643,29 @@ func TestKustomize(t *testing.T) {
 	}
 	if namespace.Labels["pod-security.kubernetes.io/enforce"] != "privileged" || set.Namespace != namespace.Name {
 		t.Errorf("the namespace %s does not admit the pod of %s", namespace.Name, set.Namespace)
+	}
+}
+
+// claimLabels checks that the claims' labels, which an API server refuses to have changed, are in
+// the file itself, as all that were deployed have them: whether includeTemplates labels claims
+// depends on the version of kustomize.
+func claimLabels(t *testing.T, rendered appsv1.StatefulSet) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(kube, "base", "statefulset.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file appsv1.StatefulSet
+	if err := k8syaml.UnmarshalStrict(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"app.kubernetes.io/name": "loomcycle-builder", "app.kubernetes.io/part-of": "loomcycle"}
+	for _, set := range []appsv1.StatefulSet{file, rendered} {
+		for _, claim := range set.Spec.VolumeClaimTemplates {
+			if !maps.Equal(claim.Labels, want) {
+				t.Errorf("the claim %s has the labels %v", claim.Name, claim.Labels)
+			}
+		}
 	}
 }
 
