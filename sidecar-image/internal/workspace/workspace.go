@@ -203,7 +203,7 @@ const (
 // Take makes the workspace if needed and locks it.
 func (r *Root) Take(ctx context.Context, principal, name string) (*Held, error) {
 	ended := time.After(busyFor)
-	for made := false; ; {
+	for made, last := false, false; ; {
 		h, err := r.open(principal, name, true)
 		if err == nil {
 			made = made || h.made
@@ -218,10 +218,13 @@ func (r *Root) Take(ctx context.Context, principal, name string) (*Held, error) 
 		if !errors.Is(err, ErrBusy) && !errors.Is(err, fs.ErrNotExist) { // it was pruned under way
 			return nil, err
 		}
+		if last {
+			return nil, err
+		}
 		select {
 		case <-time.After(busyEvery):
 		case <-ended:
-			return nil, err
+			last = true // once more: on a machine that stalls it has long been free
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

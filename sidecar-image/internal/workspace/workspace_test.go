@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -99,23 +100,36 @@ func TestListHoldsNothing(t *testing.T) {
 	}
 }
 
-// A session that comes while a list looks waits for it, another's session it does not.
+// A session that comes while a list looks waits for it, up to the last moment; for another's
+// session it does not, nor longer than its caller.
 func TestTakeWaitsALittle(t *testing.T) {
 	r, _ := root(t, 0)
-	h, err := r.Take(t.Context(), "p", "ws")
-	if err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(busyFor/5, h.Close)
-	if h, err = r.Take(t.Context(), "p", "ws"); err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := r.Take(ctx, "p", "ws"); !errors.Is(err, context.Canceled) {
-		t.Errorf("whose caller has gone: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h, err := r.Take(t.Context(), "p", "ws")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 40 {
+			freed := busyFor / 5
+			if i > 0 { // between the last tries, when both timers are due at once
+				freed = busyFor - 1
+			}
+			time.AfterFunc(freed, h.Close)
+			if h, err = r.Take(t.Context(), "p", "ws"); err != nil {
+				t.Fatalf("free after %v: %v", freed, err)
+			}
+		}
+		defer h.Close()
+		began := time.Now()
+		if _, err := r.Take(t.Context(), "p", "ws"); !errors.Is(err, ErrBusy) || time.Since(began) > busyFor+busyEvery {
+			t.Errorf("another's session, after %v: %v", time.Since(began), err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := r.Take(ctx, "p", "ws"); !errors.Is(err, context.Canceled) {
+			t.Errorf("whose caller has gone: %v", err)
+		}
+	})
 }
 
 // A principal has so many workspaces, however many are asked for at once; those that are
