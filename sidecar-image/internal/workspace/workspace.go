@@ -212,8 +212,10 @@ func (r *Root) Take(ctx context.Context, principal, name string) (*Held, error) 
 				if err = h.enter(); err == nil {
 					return h, nil
 				}
+				h.Discard() // or one that no session can have would count as its principal's
+			} else {
+				h.Close()
 			}
-			h.Close()
 		}
 		if !errors.Is(err, ErrBusy) && !errors.Is(err, fs.ErrNotExist) { // it was pruned under way
 			return nil, err

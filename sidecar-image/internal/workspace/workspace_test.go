@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -186,6 +187,65 @@ func TestMost(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(dir, "p")); len(left) != 3 {
 		t.Errorf("left are %v", left)
 	}
+}
+
+// refuse has the kernel refuse some system calls of this goroutine for good, as a file system
+// may that is not the kernel's own.
+func refuse(calls ...uint32) error {
+	runtime.LockOSThread()                                                       // which ends with the goroutine
+	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}} // seccomp_data begins with the call's number
+	for _, nr := range calls {
+		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: nr},
+			unix.SockFilter{Code: unix.BPF_RET, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)})
+	}
+	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET, K: unix.SECCOMP_RET_ALLOW})
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
+}
+
+// A workspace that cannot be given to a session leaves nothing behind that counts, unless it
+// was there before.
+func TestTakeThatIsRefused(t *testing.T) {
+	r, dir := root(t, 0)
+	r.uid, r.Most = os.Getuid()+1, 1
+	h, err := r.Take(t.Context(), "old", "ws")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	if err := os.Chmod(h.Path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(h.Path, os.Getuid(), -1); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := refuse(unix.SYS_FCHMOD, unix.SYS_FCHOWN); err != nil {
+			t.Error(err)
+			return
+		}
+		for _, who := range []string{"new", "old"} {
+			if h, err := r.Take(t.Context(), who, "ws"); err == nil || !strings.Contains(err.Error(), "giving workspace ws") {
+				t.Errorf("%s: it is given: %v", who, err)
+				if err == nil {
+					h.Close()
+				}
+			}
+		}
+	}()
+	<-done
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != "old" {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	if h, err = r.Take(t.Context(), "new", "another"); err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
 }
 
 // Prune leaves alone what a record names, while nobody has the lock, and what a session
