@@ -54,11 +54,13 @@ const (
 	maxValues = 1 << 13
 )
 
-// bounded refuses a body of which nobody wants so much.
+func notJSON() error {
+	return &fault{jsonrpc.CodeParseError, http.StatusBadRequest, "the body is not JSON, or more than one value of it"}
+}
+
+// bounded refuses a body of which nobody wants so much, unless it plainly is no JSON: one that
+// was cut off has all of a long string in it, which is not what is wrong with it.
 func bounded(body []byte) error {
-	if len(body) > maxLean {
-		return invalid("the request has %d bytes without its strings of %d bytes and more, and may have %d", len(body), tools.LiftMin, maxLean)
-	}
 	values, text, escaped := 0, false, false
 	for _, c := range body {
 		switch {
@@ -72,6 +74,12 @@ func bounded(body []byte) error {
 			values++
 		}
 	}
+	if start := bytes.TrimLeft(body, " \t\r\n"); text || len(start) == 0 || !bytes.ContainsAny(start[:1], `{["-0123456789tfn`) {
+		return notJSON()
+	}
+	if len(body) > maxLean {
+		return invalid("the request has %d bytes without its strings of %d bytes and more, and may have %d", len(body), tools.LiftMin, maxLean)
+	}
 	if values > maxValues {
 		return invalid("the request's JSON has %d values and names, or more, and may have %d", values, maxValues)
 	}
@@ -84,7 +92,7 @@ func messages(body []byte) ([]message, error) {
 		return nil, err
 	}
 	if !json.Valid(body) {
-		return nil, &fault{jsonrpc.CodeParseError, http.StatusBadRequest, "the body is not JSON, or more than one value of it"}
+		return nil, notJSON()
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		m, err := parse(body)
