@@ -107,6 +107,18 @@ func TestShareOfConnections(t *testing.T) {
 	})
 }
 
+// The table of limits tells a principal's share in these words.
+func TestSharesAreDocumented(t *testing.T) {
+	for files, share := range map[int]int64{2 * maxConnections: 960, 1024: 240} {
+		s, _ := serve(t, time.Minute)
+		s.most = min(files/2, maxConnections)
+		s.HTTP()
+		if got := s.requests.size / 2; got != share {
+			t.Errorf("with %d files a principal may have %d requests, not %d", files, got, share)
+		}
+	}
+}
+
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
