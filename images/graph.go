@@ -108,6 +108,27 @@ func (g *Graph) Closure(img *Image) ([]lock.Group, error) {
 	return out, nil
 }
 
+// Installed are the groups of packages in the images with dpkg's database, in
+// the order of their layers.
+func (f *Family) Installed(all lock.Groups) ([]string, error) {
+	var names []string
+	for i := range f.Images {
+		if f.Images[i].Distroless {
+			continue
+		}
+		groups, err := (&Graph{Groups: all}).Closure(&f.Images[i])
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range groups {
+			if len(g.Debian) > 0 && !slices.Contains(names, g.Name) {
+				names = append(names, g.Name)
+			}
+		}
+	}
+	return names, nil
+}
+
 func merge(name string, layers []Layer) llb.State {
 	states := make([]llb.State, len(layers))
 	for i, l := range layers {

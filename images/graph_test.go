@@ -437,3 +437,32 @@ func TestPlanRoundTrip(t *testing.T) {
 		t.Errorf("users: %+v", users)
 	}
 }
+
+// The groups of every image with dpkg's database are compared by unpack:diff, and the document
+// names them.
+func TestInstalled(t *testing.T) {
+	all, err := lock.LoadGroups(filepath.Join(root, "images", "groups.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := family(t).Installed(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := os.ReadFile(filepath.Join(root, "docs", "DIFFERENTIAL.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := len(groups) - 1
+	if want := "the groups " + strings.Join(groups[:last], ", ") + " and " + groups[last] + ","; !strings.Contains(string(document), want) {
+		t.Errorf("docs/DIFFERENTIAL.md does not say %q", want)
+	}
+	for _, name := range []string{"base", "rust", "engine"} {
+		if !slices.Contains(groups, name) {
+			t.Errorf("%q lacks %s", groups, name)
+		}
+	}
+	if slices.Contains(groups, "static") || slices.Contains(groups, "cross") {
+		t.Errorf("%q has groups of no image, or of distroless ones", groups)
+	}
+}

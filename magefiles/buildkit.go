@@ -11,6 +11,7 @@ import (
 	"github.com/magefile/mage/mg"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 )
 
 // Buildkit holds the targets of the BuildKit daemons that build the images.
@@ -51,7 +52,7 @@ func (Buildkit) Status(ctx context.Context) error {
 		row("version", n.Version)
 		row("worker", n.Platform+", "+n.Snapshotter)
 		row("builds for", strings.Join(n.Platforms, ", "))
-		row("in use", fmt.Sprintf("%s in %d cache records, %d running builds", size(n.Bytes), n.Records, n.Builds))
+		row("in use", fmt.Sprintf("%s in %d cache records, %d running builds", dist.Bytes(n.Bytes), n.Records, n.Builds))
 	}
 	if len(s.Missing) > 0 {
 		row("address", "none for "+strings.Join(s.Missing, ", ")+": no daemon is up, a build would start a private one")
@@ -62,14 +63,6 @@ func (Buildkit) Status(ctx context.Context) error {
 	default:
 		row("private", "down, state in "+s.Dir)
 	}
-	row("cache folder", size(s.CacheBytes))
+	row("cache folder", dist.Bytes(s.CacheBytes))
 	return nil
-}
-
-// size writes bytes for a person.
-func size(n int64) string {
-	if n < 1e9 {
-		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
-	}
-	return fmt.Sprintf("%.2f GB", float64(n)/1e9)
 }

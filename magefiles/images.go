@@ -59,7 +59,7 @@ func (Images) Inspect(name string) error {
 
 // Load puts an image's native variant into podman; into docker where DOCKER_HOST is set or no podman answers.
 func (Images) Load(ctx context.Context, name string) error {
-	ref, engine, err := dist.Load(ctx, "dist", name)
+	ref, engine, err := dist.Load(ctx, os.Getenv, "dist", name)
 	if err != nil {
 		return err
 	}

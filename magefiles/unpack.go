@@ -10,6 +10,7 @@ import (
 
 	"github.com/magefile/mage/mg"
 
+	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -36,7 +37,15 @@ func (Unpack) Diff(ctx context.Context, arch string) error {
 	if err := host.Emulate(ctx, os.Stderr, arch); err != nil {
 		return err
 	}
-	groups, err := differential.Groups(".")
+	family, err := images.Load(os.DirFS("."))
+	if err != nil {
+		return err
+	}
+	all, err := lock.LoadGroups("images/groups.yaml")
+	if err != nil {
+		return err
+	}
+	groups, err := family.Installed(all)
 	if err != nil {
 		return err
 	}

@@ -194,7 +194,11 @@ func load(ctx context.Context, o Options) (*builder, error) {
 	if b.build.Created, err = created(b.Getenv("SOURCE_DATE_EPOCH"), b.state.Time, b.lock.Epoch); err != nil {
 		return nil, err
 	}
-	if b.goproxy, b.modules, err = modules(goEnv(ctx, "GOPROXY")); err != nil {
+	goproxy, err := mirror.GoEnv(ctx, b.Getenv, "GOPROXY")
+	if err != nil {
+		return nil, err
+	}
+	if b.goproxy, b.modules, err = modules(goproxy); err != nil {
 		return nil, err
 	}
 	b.sources = newSources(mirror.FromMachine(ctx, b.Getenv))

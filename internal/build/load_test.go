@@ -96,3 +96,15 @@ func TestLoadImages(t *testing.T) {
 		}
 	}
 }
+
+// The proxy of the modules is that of the environment passed in, not of the process.
+func TestLoadTakesGOPROXY(t *testing.T) {
+	t.Setenv("GOPROXY", "https://process.example.test")
+	b, err := load(t.Context(), options(t, nil, map[string]string{"GOPROXY": "https://passed.example.test"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.goproxy != "https://passed.example.test" {
+		t.Errorf("GOPROXY is %q", b.goproxy)
+	}
+}

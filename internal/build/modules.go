@@ -1,11 +1,9 @@
 package build
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -67,12 +65,4 @@ func proxies(folders map[string]fsutil.FS) []llb.RunOption {
 			llb.Local(name, llb.WithCustomName("send the Go modules of GOPROXY")), llb.Readonly))
 	}
 	return mounts
-}
-
-func goEnv(ctx context.Context, name string) string {
-	out, err := exec.CommandContext(ctx, "go", "env", name).Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(out))
 }

@@ -164,7 +164,7 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 		// No step's source is a single file of a local mirror, and a wrong one
 		// fails where it is unpacked.
 		for _, at := range slices.Sorted(maps.Keys(s.known)) {
-			if file, local := mirror.LocalPath(at); local && !intact(file, s.known[at]) {
+			if file, local := mirror.LocalPath(at); local && !mirror.Intact(file, s.known[at]) {
 				suspects = append(suspects, at)
 			}
 		}
@@ -185,21 +185,6 @@ func (s *sources) relocate(ctx context.Context, failed []buildkit.FailedStep) (b
 		}
 	}
 	return again, nil
-}
-
-// intact tells whether a file of a local mirror has the bytes that are locked.
-func intact(file string, src lock.Source) bool {
-	f, err := os.Open(file)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || info.Size() != src.Size {
-		return false
-	}
-	found, err := digest.FromReader(f)
-	return err == nil && found == src.Digest
 }
 
 // survey asks the mirrors which of them has each source of a kind, so that a

@@ -23,7 +23,7 @@ import (
 // Load puts the variant for this machine into the first engine that answers, and
 // returns the reference by which the engine knows it. podman is asked first, which
 // the guides and the sidecar use, unless DOCKER_HOST names a docker.
-func Load(ctx context.Context, folder, image string) (ref, engine string, err error) {
+func Load(ctx context.Context, getenv func(string) string, folder, image string) (ref, engine string, err error) {
 	r, err := Read(folder)
 	if err != nil {
 		return "", "", err
@@ -36,7 +36,8 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
-	engine, err = findEngine(ctx, os.Getenv("DOCKER_HOST"))
+	host := getenv("DOCKER_HOST")
+	engine, err = findEngine(ctx, host)
 	if err != nil {
 		return "", "", err
 	}
@@ -44,8 +45,8 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
-	if engine == "docker" && r.Compression == "zstd" {
-		if content, err = plain(content); err != nil {
+	if engine == "docker" {
+		if content, err = ForDocker(content); err != nil {
 			return "", "", err
 		}
 	}
@@ -53,7 +54,7 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	if err != nil {
 		return "", "", err
 	}
-	cmd := exec.CommandContext(ctx, engine, "load", "-q")
+	cmd := ask(ctx, host, engine, "load", "-q")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return "", "", err
@@ -70,9 +71,16 @@ func Load(ctx context.Context, folder, image string) (ref, engine string, err er
 	return tag.String(), engine, nil
 }
 
-// plain is the image with layers that are not compressed: docker before version
-// 23 can't load zstd, whatever it pulls.
-func plain(img v1.Image) (v1.Image, error) {
+// ForDocker is an image as every docker loads it: with plain layers where some are
+// compressed with zstd, which none before version 23 can read.
+func ForDocker(img v1.Image) (v1.Image, error) {
+	m, err := img.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(m.Layers, func(l v1.Descriptor) bool { return l.MediaType == types.OCILayerZStd }) {
+		return img, nil
+	}
 	layers, err := img.Layers()
 	if err != nil {
 		return nil, err
@@ -116,13 +124,22 @@ func (i sameConfig) RawConfigFile() ([]byte, error) { return i.of.RawConfigFile(
 // tagOf makes a tag of a version: build metadata's + is not allowed in one.
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }
 
+// ask is a command of an engine's client.
+func ask(ctx context.Context, dockerHost, engine string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, engine, args...)
+	if dockerHost != "" {
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+dockerHost)
+	}
+	return cmd
+}
+
 func findEngine(ctx context.Context, dockerHost string) (string, error) {
 	engines := []string{"podman", "docker"}
 	if dockerHost != "" {
 		slices.Reverse(engines)
 	}
 	for _, engine := range engines {
-		if exec.CommandContext(ctx, engine, "info").Run() == nil {
+		if ask(ctx, dockerHost, engine, "info").Run() == nil {
 			return engine, nil
 		}
 	}

@@ -18,7 +18,7 @@ func Summary(w io.Writer, r *Release) error {
 	for _, img := range r.Images {
 		fmt.Fprintf(t, "%s\tindex\t%s\t\n", img.Name, img.IndexDigest)
 		for _, v := range img.Platforms {
-			fmt.Fprintf(t, "\t%s\t%s\t%s\n", v.Platform, v.Digest, bytesString(v.Size))
+			fmt.Fprintf(t, "\t%s\t%s\t%s\n", v.Platform, v.Digest, Bytes(v.Size))
 		}
 	}
 	return t.Flush()
@@ -40,7 +40,7 @@ func Inspect(w io.Writer, folder, image string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "\n%s %s, %s compressed\n", v.Platform, v.Digest, bytesString(v.Size))
+		fmt.Fprintf(w, "\n%s %s, %s compressed\n", v.Platform, v.Digest, Bytes(v.Size))
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(t, "  created\t%s\n  user\t%s\n  workdir\t%s\n  entrypoint\t%s\n  cmd\t%s\n", config.Created.UTC().Format("2006-01-02T15:04:05Z"),
 			config.Config.User, config.Config.WorkingDir, strings.Join(config.Config.Entrypoint, " "), strings.Join(config.Config.Cmd, " "))
@@ -51,7 +51,7 @@ func Inspect(w io.Writer, folder, image string) error {
 			fmt.Fprintf(t, "  env\t%s\n", kv)
 		}
 		for _, l := range v.Layers {
-			fmt.Fprintf(t, "  layer %s\t%s\t%s\n", l.Group, bytesString(l.Size), l.Digest)
+			fmt.Fprintf(t, "  layer %s\t%s\t%s\n", l.Group, Bytes(l.Size), l.Digest)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -69,8 +69,11 @@ func readConfig(folder string, v Variant) (*v1.ConfigFile, error) {
 	return v1.ParseConfigFile(f)
 }
 
-func bytesString(n int64) string {
+// Bytes writes a size for a person.
+func Bytes(n int64) string {
 	switch {
+	case n >= 1e9:
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
 	case n >= 1e6:
 		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
 	case n >= 1e3:

@@ -75,7 +75,7 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 	}
 	t.Setenv("CONTAINERS_STORAGE_CONF", filepath.Join(own, "storage.conf"))
 	t.Setenv("PATH", own+":"+os.Getenv("PATH"))
-	ref, engine, err := dist.Load(t.Context(), folder, "toolbox")
+	ref, engine, err := dist.Load(t.Context(), os.Getenv, folder, "toolbox")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,26 +98,31 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 	if err != nil || strings.TrimSpace(string(out)) != v.Config.Encoded() {
 		t.Errorf("podman pulled %s, %v, not %s", out, err, v.Config.Encoded())
 	}
-	if _, _, err := dist.Load(t.Context(), folder, "other"); err == nil || !strings.Contains(err.Error(), "other") {
+	if _, _, err := dist.Load(t.Context(), os.Getenv, folder, "other"); err == nil || !strings.Contains(err.Error(), "other") {
 		t.Errorf("an image that is not there: %v", err)
 	}
 }
 
 // Docker, which DOCKER_HOST puts before podman, has the same image by the same name.
 func TestLoadDocker(t *testing.T) {
-	t.Setenv("DOCKER_HOST", dockertest.Start(t))
+	host := dockertest.Start(t)
 	// On the machine's engine other checkouts' tests load theirs.
-	compressions(t, fmt.Sprintf("1.2.3+build.%d", time.Now().UnixNano()), testLoadDocker)
+	compressions(t, fmt.Sprintf("1.2.3+build.%d", time.Now().UnixNano()), func(t *testing.T, folder string, release *dist.Release) {
+		testLoadDocker(t, host, folder, release)
+	})
 }
 
-func testLoadDocker(t *testing.T, folder string, release *dist.Release) {
-	ref, engine, err := dist.Load(t.Context(), folder, "toolbox")
+func testLoadDocker(t *testing.T, host, folder string, release *dist.Release) {
+	t.Setenv("DOCKER_HOST", "unix:///dev/null") // not this process's, but the one passed in
+	getenv := func(name string) string { return map[string]string{"DOCKER_HOST": host}[name] }
+	ref, engine, err := dist.Load(t.Context(), getenv, folder, "toolbox")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := "localhost/toolbox:" + strings.ReplaceAll(release.Version, "+", "_"); ref != want || engine != "docker" {
 		t.Errorf("loaded as %s into %s", ref, engine)
 	}
+	t.Setenv("DOCKER_HOST", host)
 	defer exec.Command("docker", "rmi", ref).Run() // of the machine's engine, perhaps
 	img, err := release.Image("toolbox")
 	if err != nil {

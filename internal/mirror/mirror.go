@@ -207,13 +207,9 @@ func parseBase(text string) (*url.URL, error) {
 // for what the one before does not have, after a bar on any failure.
 // https://go.dev/ref/mod#goproxy-protocol
 func goProxies(ctx context.Context, env func(string) string) ([]base, error) {
-	list := env("GOPROXY")
-	if list == "" {
-		out, err := output(ctx, "go", "env", "GOPROXY")
-		if err != nil {
-			return nil, fmt.Errorf("no Go module proxy: GOPROXY is not set and `go env GOPROXY` fails: %w", err)
-		}
-		list = out
+	list, err := GoEnv(ctx, env, "GOPROXY")
+	if err != nil {
+		return nil, fmt.Errorf("no Go module proxy: %w", err)
 	}
 	var bases []base
 	for list != "" {
@@ -261,6 +257,19 @@ func npmRegistry(ctx context.Context, env func(string) string) ([]base, error) {
 		return nil, fmt.Errorf("NPM_CONFIG_REGISTRY: %w", err)
 	}
 	return []base{{url: u}}, nil
+}
+
+// GoEnv is a setting of the go command: a variable of env, else what the
+// command has for itself (go env -w, its defaults).
+func GoEnv(ctx context.Context, env func(string) string, name string) (string, error) {
+	if v := env(name); v != "" {
+		return v, nil
+	}
+	v, err := output(ctx, "go", "env", name)
+	if err != nil {
+		return "", fmt.Errorf("%s is not set and `go env %s` fails: %w", name, name, err)
+	}
+	return v, nil
 }
 
 func output(ctx context.Context, name string, args ...string) (string, error) {

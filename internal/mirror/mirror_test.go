@@ -123,11 +123,12 @@ func TestFetch(t *testing.T) {
 		{name: "wrong file mirror", mirrors: "file:" + tree(t, "x"), want: []string{"is truncated", "file:///", "set DEBIAN_MIRROR"}},
 		{name: "down", mirrors: down, want: []string{"502 Bad Gateway", "set DEBIAN_MIRROR"}},
 		{name: "silent", mirrors: silent, want: []string{"sent nothing for 200ms", "set DEBIAN_MIRROR"}},
-		{name: "forbidden", mirrors: forbidden, want: []string{"403 Forbidden", "bash 5.2.37-2+b5 amd64", "set DEBIAN_MIRROR"}},
+		{name: "forbidden", mirrors: forbidden,
+			want: []string{"403 Forbidden", "bash 5.2.37-2+b5 amd64", "set DEBIAN_MIRROR", bash().Path, bash().Digest.String(), "22 bytes", "run lock:update"}},
 		{name: "a bucket answers 403 for what it lacks, then the second mirror", mirrors: forbidden + " " + good},
 		{name: "wants a password, then the second mirror", mirrors: unauthorized + " " + good},
 		{name: "forbidden here, down there", mirrors: forbidden + " " + gone, want: []string{forbidden, "403 Forbidden", gone, "connection refused", "set DEBIAN_MIRROR"}},
-		{name: "forbidden here, absent there", mirrors: forbidden + " " + empty, want: []string{forbidden, "403 Forbidden", "none of the others asked of DEBIAN_MIRROR has it"}},
+		{name: "forbidden here, absent there", mirrors: forbidden + " " + empty, want: []string{forbidden, "403 Forbidden", "none of the others asked of DEBIAN_MIRROR has it", "run lock:update"}},
 		{name: "no such folder, then the second mirror", mirrors: "file:/no/such/folder " + good},
 		{name: "no such folder", mirrors: "file:/no/such/folder " + empty, notFound: true, want: []string{"DEBIAN_MIRROR (which names /no/such/folder, where no folder is)"}},
 		{name: "a folder where the file should be, then the second mirror", mirrors: "file:" + folder + " " + good},
@@ -430,5 +431,19 @@ Components: main
 	m = mirror.FromMachine(t.Context(), env(map[string]string{"DEBIAN_MIRROR": "http://a.example/debian"}), mirror.WithAptDir(t.TempDir()))
 	if _, err := m.Candidates(src); err == nil || !strings.Contains(err.Error(), "set DEBIAN_SECURITY_MIRROR") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestGoEnv(t *testing.T) {
+	if v, err := mirror.GoEnv(t.Context(), env(map[string]string{"GOPROXY": "https://a.example"}), "GOPROXY"); v != "https://a.example" || err != nil {
+		t.Errorf("passed in, it is %q, %v", v, err)
+	}
+	t.Setenv("GOPROXY", "https://b.example") // as go env -w would
+	if v, err := mirror.GoEnv(t.Context(), env(nil), "GOPROXY"); v != "https://b.example" || err != nil {
+		t.Errorf("of the go command, it is %q, %v", v, err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := mirror.GoEnv(t.Context(), env(nil), "GOPROXY"); err == nil || !strings.Contains(err.Error(), "GOPROXY is not set and `go env GOPROXY` fails") {
+		t.Errorf("without a go command: %v", err)
 	}
 }

@@ -55,7 +55,7 @@ func Run(ctx context.Context, getenv func(string) string, w io.Writer) error {
 		if _, err := os.Stat("dist/release.json"); err != nil {
 			return errors.New("there is no session image: build the family with `go run mage.go dist`, or name one in SANDBOX_IMAGE")
 		}
-		ref, engine, err := dist.Load(ctx, "dist", "loomcycle-sandbox-session")
+		ref, engine, err := dist.Load(ctx, getenv, "dist", "loomcycle-sandbox-session")
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"go/version"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -86,22 +85,27 @@ type checksums struct {
 const goDatabaseKey = "033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8"
 
 // checksumDB connects to the checksum database that the go command would
-// use, through the first GOPROXY that offers it, else directly.
+// use, through the first GOPROXY that offers it, else directly. It says so when
+// the database is not to be asked.
 // https://go.dev/ref/mod#checksum-database
 func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
-	setting, err := c.goEnv(ctx, "GOSUMDB")
+	off := func(why string) (*checksums, error) {
+		c.say("Go: not checked against the checksum database: %s", why)
+		return &checksums{off: why}, nil
+	}
+	setting, err := mirror.GoEnv(ctx, c.Env, "GOSUMDB")
 	if err != nil {
 		return nil, err
 	}
 	if setting == "off" {
-		return &checksums{off: "GOSUMDB=off"}, nil
+		return off("GOSUMDB=off")
 	}
-	skip, err := c.goEnv(ctx, "GONOSUMDB") // its default is GOPRIVATE
+	skip, err := mirror.GoEnv(ctx, c.Env, "GONOSUMDB") // its default is GOPRIVATE
 	if err != nil {
 		return nil, err
 	}
 	if module.MatchPrefixPatterns(skip, lock.Toolchain) {
-		return &checksums{off: "GONOSUMDB matches " + lock.Toolchain}, nil
+		return off("GONOSUMDB matches " + lock.Toolchain)
 	}
 	fields := strings.Fields(setting)
 	if len(fields) == 0 || len(fields) > 2 {
@@ -117,18 +121,6 @@ func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
 	}
 	ops := &sumOps{ctx: ctx, mirrors: c.Mirrors, key: key, name: name, direct: direct, read: map[string][]byte{}}
 	return &checksums{client: sumdb.NewClient(ops), ops: ops}, nil
-}
-
-// goEnv is a setting of the go command.
-func (c *Config) goEnv(ctx context.Context, name string) (string, error) {
-	if v := c.Env(name); v != "" {
-		return v, nil
-	}
-	out, err := exec.CommandContext(ctx, "go", "env", name).Output()
-	if err != nil {
-		return "", fmt.Errorf("%s is not set and `go env %s` fails: %w", name, name, err)
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 // check compares a toolchain's h1 with the checksum database.

@@ -25,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
+
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 )
 
 // label marks what a run made, with the run's id as its value.
@@ -256,8 +258,12 @@ func (e *cli) dockerLoad(ctx context.Context, img *Image, ref string) error {
 	if err != nil {
 		return err
 	}
+	content, err := dist.ForDocker(img.Content)
+	if err != nil {
+		return err
+	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(tarball.Write(tag, img.Content, w)) }()
+	go func() { w.CloseWithError(tarball.Write(tag, content, w)) }()
 	defer r.Close()
 	out, err := e.command(ctx, r, "load", "-q")
 	if err == nil && out.Exit != 0 {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -30,7 +31,7 @@ import (
 )
 
 // image is an image of nothing but the probe, in an OCI layout.
-func image(t *testing.T) *Image {
+func image(t *testing.T, layers ...tarball.LayerOption) *Image {
 	t.Helper()
 	probe := filepath.Join(t.TempDir(), "probe")
 	cmd := exec.Command("go", "build", "-o", probe, "../probe")
@@ -48,7 +49,7 @@ func image(t *testing.T) *Image {
 	w.WriteHeader(&tar.Header{Name: "probe", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(text))})
 	w.Write(text)
 	w.Close()
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil }, append([]tarball.LayerOption{tarball.WithMediaType(types.OCILayer)}, layers...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func dockerEngine(t *testing.T) (Engine, *Image) {
 			t.Error(err)
 		}
 	})
-	img := image(t)
+	// What docker before version 23 can't read by itself.
+	img := image(t, tarball.WithMediaType(types.OCILayerZStd), tarball.WithCompression(compression.ZStd))
 	if err := e.Load(t.Context(), img); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +256,7 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 
 // engineCommand is the engine command that runs a container which has started.
 func engineCommand(t *testing.T, e *cli) int {
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
 		if up, err := e.must(ctx, "ps", "-q", "--filter", "label="+label+"="+e.run); err == nil && up != "" {

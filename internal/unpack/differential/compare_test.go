@@ -128,32 +128,6 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// The groups of every image with dpkg's database are compared, and the document
-// names them.
-func TestGroups(t *testing.T) {
-	const root = "../../.."
-	groups, err := Groups(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	document, err := os.ReadFile(filepath.Join(root, "docs", "DIFFERENTIAL.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := len(groups) - 1
-	if want := "the groups " + strings.Join(groups[:last], ", ") + " and " + groups[last] + ","; !strings.Contains(string(document), want) {
-		t.Errorf("docs/DIFFERENTIAL.md does not say %q", want)
-	}
-	for _, name := range []string{"base", "rust", "engine"} {
-		if !slices.Contains(groups, name) {
-			t.Errorf("%q lacks %s", groups, name)
-		}
-	}
-	if slices.Contains(groups, "static") || slices.Contains(groups, "cross") {
-		t.Errorf("%q has groups of no image, or of distroless ones", groups)
-	}
-}
-
 // dpkg --verify succeeds with files that differ, and prints them.
 func TestComplaint(t *testing.T) {
 	for _, c := range []struct {

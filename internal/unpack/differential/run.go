@@ -12,39 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/loomcycle/loomcycle-images/images"
-	"github.com/loomcycle/loomcycle-images/internal/lock"
 	"github.com/loomcycle/loomcycle-images/internal/mirror"
 )
-
-// Groups are the groups of packages in the checkout's images with dpkg's
-// database, in the order of their layers.
-func Groups(root string) ([]string, error) {
-	family, err := images.Load(os.DirFS(root))
-	if err != nil {
-		return nil, err
-	}
-	all, err := lock.LoadGroups(filepath.Join(root, "images", "groups.yaml"))
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, img := range family.Images {
-		if img.Distroless {
-			continue
-		}
-		groups, err := (&images.Graph{Groups: all}).Closure(&img)
-		if err != nil {
-			return nil, err
-		}
-		for _, g := range groups {
-			if len(g.Debian) > 0 && !slices.Contains(names, g.Name) {
-				names = append(names, g.Name)
-			}
-		}
-	}
-	return names, nil
-}
 
 // Fetch downloads the job's packages to Debs, unless they are there.
 func (j *Job) Fetch(ctx context.Context, m *mirror.Mirrors) error {
