@@ -24,6 +24,18 @@ func Test(ctx context.Context) error {
 	return goCommand(ctx, "test", "-timeout=90m", "./...")
 }
 
+// concurrent are the packages that serve many clients at once.
+var concurrent = []string{"./runtime/...", "./sidecar-image/internal/agent/...", "./sidecar-image/internal/identity", "./sidecar-image/internal/images", "./sidecar-image/internal/server",
+	"./sidecar-image/internal/session", "./sidecar-image/internal/tools", "./sidecar-image/internal/workspace"}
+
+// Race runs the tests of what serves many clients at once under Go's race detector, which needs a C compiler.
+func Race(ctx context.Context) error {
+	if err := host.Need(ctx, os.Stderr, host.Tests...); err != nil {
+		return err
+	}
+	return goCommand(ctx, append([]string{"test", "-race", "-timeout=45m"}, concurrent...)...)
+}
+
 // Fuzz runs every fuzz test for FUZZ_TIME each, 30s unless it is set.
 func Fuzz(ctx context.Context) error {
 	return fuzz.Run(ctx, ".", cmp.Or(os.Getenv("FUZZ_TIME"), "30s"), os.Stdout)

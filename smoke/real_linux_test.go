@@ -25,7 +25,6 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
-	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagetest"
@@ -82,17 +81,11 @@ func needPodman(t *testing.T) { citest.Program(t, "podman", "apt-get install pod
 // project's, and without what podman keeps in it when the test is over.
 func tinyCache(t *testing.T) string {
 	t.Helper()
-	tiny := t.TempDir()
-	shared, err := cache.Dir(os.Getenv)
+	temp, err := buildkit.TempRoot(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(shared, "bin"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(shared, "bin"), filepath.Join(tiny, "bin")); err != nil {
-		t.Fatal(err)
-	}
+	tiny := citest.CacheDir(t, temp)
 	t.Cleanup(func() {
 		root, run := engine.Storage(tiny)
 		if _, err := os.Stat(root); err != nil {

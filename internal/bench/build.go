@@ -224,7 +224,8 @@ func (b *bench) run(ctx context.Context, p *private, o build.Options) (time.Dura
 func (b *bench) command(ctx context.Context) (time.Duration, error) {
 	cmd := host.Command(ctx, "go", "run", "mage.go", "images:build")
 	cmd.Dir = b.checkout
-	cmd.Env = append(os.Environ(), "LOOMCYCLE_CACHE="+filepath.Join(b.dir, family), "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=", "DOCKER_HOST=unix:///dev/null", "BUILDKIT_PROGRESS=plain", "CACHE_FROM=", "CACHE_TO=")
+	cmd.Env = append(os.Environ(), "LOOMCYCLE_CACHE="+filepath.Join(b.dir, family), "BUILDKIT_HOST=", "BUILDKIT_HOST_AMD64=", "BUILDKIT_HOST_ARM64=", "DOCKER_HOST=unix:///dev/null", "BUILDKIT_PROGRESS=plain", "CACHE_FROM=", "CACHE_TO=",
+		"MAGEFILE_CACHE="+filepath.Join(b.dir, "mage"))
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	cmd.WaitDelay = 0 // it has a builder to leave
 	start := time.Now()

@@ -33,6 +33,7 @@ import (
 	"github.com/loomcycle/loomcycle-images/images"
 	"github.com/loomcycle/loomcycle-images/internal/buildkit"
 	"github.com/loomcycle/loomcycle-images/internal/cache"
+	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/imagefs"
 	"github.com/loomcycle/loomcycle-images/internal/lock"
@@ -116,19 +117,15 @@ func daemonTo(t *testing.T, name string, env map[string]string, log io.Writer) *
 // with the test.
 func privately(t *testing.T, name string, env map[string]string, log io.Writer) buildkit.Options {
 	t.Helper()
-	o := buildkit.Options{Getenv: getenv(env), Log: log, CacheDir: t.TempDir(), Private: name, Root: repo}
-	shared, err := cache.Dir(os.Getenv) // its program takes minutes to compile
-	if err == nil {
-		bin := filepath.Join(shared, "bin")
-		err = errors.Join(os.MkdirAll(bin, 0o755), os.Symlink(bin, filepath.Join(o.CacheDir, "bin")))
-	}
+	root, err := buildkit.TempRoot(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
+	o := buildkit.Options{Getenv: getenv(env), Log: log, CacheDir: citest.CacheDir(t, root), Private: name, Root: repo}
 	t.Cleanup(func() {
 		d, err := buildkit.NewDaemon(o)
 		if err == nil {
-			err = d.Down(context.Background())
+			err = d.Remove(context.Background())
 		}
 		if err != nil {
 			t.Error(err)

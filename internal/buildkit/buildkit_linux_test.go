@@ -37,8 +37,11 @@ import (
 func fresh(t *testing.T, kv map[string]string) (*Daemon, Options, *syncbuf.Buffer) {
 	t.Helper()
 	canRun(t)
-	dir := t.TempDir()
-	shareProgram(t, dir)
+	root, err := TempRoot(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := citest.CacheDir(t, root)
 	log := &syncbuf.Buffer{}
 	opts := Options{Getenv: env(kv), Log: log, CacheDir: dir, Root: "../.."}
 	d, err := NewDaemon(opts)
@@ -132,8 +135,11 @@ func leftovers(t *testing.T, d *Daemon) (found []string) {
 }
 
 func TestDaemonLivesAndHeals(t *testing.T) {
-	d, _, log := fresh(t, nil)
+	d, opts, log := fresh(t, nil)
 	up(t, d)
+	if homes := cache.Daemons(filepath.Dir(opts.CacheDir)); !slices.Equal(homes, []string{d.dir}) {
+		t.Errorf("when this test is killed nobody finds its daemon but %q", homes)
+	}
 	first, ok := d.running()
 	if !ok {
 		t.Fatal("no process is recorded")

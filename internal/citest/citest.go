@@ -3,6 +3,7 @@
 package citest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,6 +34,31 @@ func Program(t testing.TB, name, from string) string {
 	return path
 }
 
+// CacheDir is a cache folder of the test's own, with the compiled programs of the
+// project's, which take minutes. It is in root, which is buildkit.TempRoot: there
+// also a daemon ends that a killed test leaves.
+func CacheDir(t testing.TB, root string) string {
+	t.Helper()
+	shared, err := cache.Dir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := os.MkdirTemp(root, "test-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(top); err != nil {
+			t.Error(err)
+		}
+	})
+	own, bin := filepath.Join(top, "cache"), filepath.Join(shared, "bin")
+	if err := errors.Join(os.MkdirAll(bin, 0o755), os.Mkdir(own, 0o755), os.Symlink(bin, filepath.Join(own, "bin"))); err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
+
 // Tool builds a program of a module in tools, once, into the cache folder.
 func Tool(t testing.TB, module, name, tags, pkg string) string {
 	t.Helper()
@@ -48,7 +74,11 @@ func Tool(t testing.TB, module, name, tags, pkg string) string {
 		t.Fatal(err)
 	}
 	_, here, _, _ := runtime.Caller(0)
-	env := append(os.Environ(), "GOTMPDIR="+filepath.Dir(program)) // from there it is renamed: another test may run it
+	temp, err := cache.Temp(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := append(os.Environ(), "GOTMPDIR="+temp) // from there it is renamed: another test may run it
 	if tags != "" {
 		env = append(env, "CGO_ENABLED=0") // no C library of a storage driver
 	}

@@ -24,7 +24,8 @@ func TestOverlappingRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := append(os.Environ(), "MAGERUN_TEST=1", "MAGEFILE_CACHE="+t.TempDir(), "MAGEFILE_HASHFAST=1", "GOFLAGS=-mod=mod")
+	cache := t.TempDir()
+	env := append(os.Environ(), "MAGERUN_TEST=1", "MAGEFILE_CACHE="+cache, "MAGEFILE_HASHFAST=1", "GOFLAGS=-mod=mod", "GOTMPDIR=")
 	checkouts := map[string]string{}
 	for _, name := range []string{"one", "two"} {
 		dir := t.TempDir()
@@ -41,8 +42,8 @@ func TestOverlappingRuns(t *testing.T) {
 			}
 		}
 	}
-	run := func(dir, target string) (string, error) {
-		cmd := exec.Command(self, target)
+	run := func(dir string, args ...string) (string, error) {
+		cmd := exec.Command(self, args...)
 		cmd.Dir, cmd.Env = filepath.Join(dir, "below"), append(env, "PWD="+filepath.Join(dir, "below"))
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
@@ -62,7 +63,16 @@ func TestOverlappingRuns(t *testing.T) {
 			})
 		}
 	}
+	static := filepath.Join(t.TempDir(), "static")
+	all.Go(func() {
+		if _, err := run(checkouts["one"], "-compile", static); err != nil {
+			t.Error(err)
+		}
+	})
 	all.Wait()
+	if said, err := exec.Command(static, "hello").Output(); strings.TrimSpace(string(said)) != "one" || err != nil {
+		t.Errorf("the program of -compile says %q, %v", said, err)
+	}
 	dir := checkouts["one"]
 	if err := os.WriteFile(filepath.Join(dir, "name", "name.go"), []byte("package name\n\nconst Name = \"three\"\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -75,5 +85,14 @@ func TestOverlappingRuns(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "magefiles", "mage_output*")); err != nil || len(left) != 0 {
 		t.Errorf("left beside the targets: %v, %v", left, err)
+	}
+	if programs, err := os.ReadDir(cache); err != nil || len(programs) != 2 {
+		t.Errorf("two checkouts have the programs %v, %v", programs, err)
+	}
+	if _, err := run(dir, "-clean"); err != nil {
+		t.Error(err)
+	}
+	if programs, err := os.ReadDir(cache); err != nil || len(programs) != 0 {
+		t.Errorf("left by -clean: %v, %v", programs, err)
 	}
 }

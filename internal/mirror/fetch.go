@@ -23,7 +23,7 @@ import (
 var ErrNotFound = errors.New("it is on no mirror")
 
 // ErrRefused says that a server answers another 4xx than 404: a bucket, say,
-// has 403 for what it does not hold.
+// has 403 for what it does not hold. So the message for one that is locked says both.
 var ErrRefused = errors.New("the server refuses it")
 
 // tries is how often one mirror is asked before it counts as failed.
@@ -243,17 +243,23 @@ func (m *Mirrors) try(ctx context.Context, s lock.Source, get func(*url.URL) err
 	if len(absent) > 0 {
 		where += fmt.Sprintf(" (which names %s, where no folder is)", strings.Join(absent, ", "))
 	}
-	switch {
-	case failed != nil && lacked:
-		return fmt.Errorf("%s %w; none of the others asked of %s has it: if that stays so, add a mirror that does", s.Name, failed, where)
-	case failed != nil:
-		return fmt.Errorf("%s %w: if that stays so, set %s to another mirror", s.Name, failed, where)
+	what := fmt.Sprintf("%s (%s)", s.Name, s.Path)
+	missing := "set it to a complete one" // nothing is locked yet
+	if s.Digest != "" {
+		what = fmt.Sprintf("%s (%s, %d bytes, %s)", s.Name, s.Path, s.Size, s.Digest)
+		missing = "it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files"
 	}
-	if s.Digest == "" { // nothing is locked yet
-		return fmt.Errorf("%s (%s): %w in %s: set it to a complete one", s.Name, s.Path, ErrNotFound, where)
+	if failed == nil {
+		return fmt.Errorf("%s: %w in %s: %s", what, ErrNotFound, where, missing)
 	}
-	return fmt.Errorf("%s (%s, %d bytes, %s): %w in %s: it was superseded or the mirror is not complete: run lock:update, or add a mirror that keeps old files",
-		s.Name, s.Path, s.Size, s.Digest, ErrNotFound, where)
+	advice := fmt.Sprintf(": if that stays so, set %s to another mirror", where)
+	if lacked {
+		advice = fmt.Sprintf("; none of the others asked of %s has it: if that stays so, add a mirror that does", where)
+	}
+	if errors.Is(failed, ErrRefused) && s.Digest != "" {
+		advice += "; a server may refuse what it does not hold: then " + missing
+	}
+	return fmt.Errorf("%s %w%s", what, failed, advice)
 }
 
 func (m *Mirrors) retry(ctx context.Context, get func() error) error {

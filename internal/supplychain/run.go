@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/host"
 )
 
@@ -47,12 +48,16 @@ func (c Command) Program(ctx context.Context) (string, error) {
 	if done(); err != nil {
 		return "", fmt.Errorf("make the cache folder: %w", err)
 	}
+	temp, err := cache.Temp(func(name string) string { return map[string]string{"LOOMCYCLE_CACHE": c.Cache}[name] })
+	if err != nil {
+		return "", err
+	}
 	if _, err := os.Stat(program); err != nil {
 		fmt.Fprintln(c.Log, "compiling the supply-chain program, once (a few minutes with a cold Go cache)")
 	}
 	cmd := host.Command(ctx, "go", "build", "-o", program, "./internal/cmd/supplychain")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Root, c.Log, c.Log
-	cmd.Env = append(os.Environ(), "GOTMPDIR="+dir) // from there it is renamed: another run may use it
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+temp) // from there it is renamed: another run may use it
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("compile ./internal/cmd/supplychain: %w", err)
 	}

@@ -23,13 +23,22 @@ import (
 // a mirror for a machine without a network. Its folders are called as the
 // kinds of sources are (debian, debian-security, go, npm). What is there and
 // right already is kept, so an interrupted copy goes on where it stopped.
-// toolchains are releases of Go (go1.26.8) that are kept beside the locked one.
+// toolchains are releases of Go (go1.26.8) that are kept beside the locked one: an
+// error when the checksum database, which alone vouches for them, is not asked.
 func (c *Config) Copy(ctx context.Context, dir string, toolchains ...string) error {
 	l, err := lock.Load(c.Dir)
 	if err != nil {
 		return err
 	}
 	releases, err := l.Releases(c.Dir)
+	if err != nil {
+		return err
+	}
+	db, err := c.checksumDB(ctx)
+	if err != nil {
+		return err
+	}
+	more, err := others(l, db, toolchains)
 	if err != nil {
 		return err
 	}
@@ -73,7 +82,7 @@ func (c *Config) Copy(ctx context.Context, dir string, toolchains ...string) err
 	// What follows names the rest, so it comes last: a copy that has an
 	// InRelease file is complete.
 	for _, step := range []func() error{
-		func() error { return c.copyGo(ctx, l, place, toolchains) },
+		func() error { return c.copyGo(ctx, l, db, place, more) },
 		func() error { return c.copyManifests(ctx, l, place) },
 		func() error { return c.copyReleases(l, place) },
 	} {
@@ -85,23 +94,35 @@ func (c *Config) Copy(ctx context.Context, dir string, toolchains ...string) err
 	return nil
 }
 
-// copyGo keeps more toolchains, and what the checksum database answers to
-// Verify and to a go command that takes one of them. It is asked for all in one
-// go, so that its answers are of one tree.
-func (c *Config) copyGo(ctx context.Context, l *lock.Lock, place func(lock.Kind, string) string, toolchains []string) error {
-	db, err := c.checksumDB(ctx)
-	if err != nil {
-		return err
-	}
+// others are the toolchains that are not locked. The go command asks the
+// database for one that it downloads whatever GOSUMDB and GONOSUMDB say, so
+// without its answers a copy would be of no use either
+// (https://go.dev/ref/mod#checksum-database).
+func others(l *lock.Lock, db *checksums, toolchains []string) (map[string][]lock.Module, error) {
+	out := map[string][]lock.Module{}
 	for _, arch := range lock.Arches() {
-		if err := db.check(l.Go[arch], arch); err != nil {
-			return err
-		}
 		for _, release := range toolchains {
 			if release == l.Go[arch].Version {
 				continue
 			}
-			m := lock.Module{Version: release, Path: lock.ToolchainPath(release, arch)}
+			if db.off != "" {
+				return nil, fmt.Errorf("%s is not locked, and what could vouch for it, the checksum database, is not asked: %s: set it otherwise, the go command asks for a toolchain's sum too", release, db.off)
+			}
+			out[arch] = append(out[arch], lock.Module{Version: release, Path: lock.ToolchainPath(release, arch)})
+		}
+	}
+	return out, nil
+}
+
+// copyGo keeps more toolchains, and what the checksum database answers to
+// Verify and to a go command that takes one of them. It is asked for all in one
+// go, so that its answers are of one tree.
+func (c *Config) copyGo(ctx context.Context, l *lock.Lock, db *checksums, place func(lock.Kind, string) string, more map[string][]lock.Module) error {
+	for _, arch := range lock.Arches() {
+		if err := db.check(l.Go[arch], arch); err != nil {
+			return err
+		}
+		for _, m := range more[arch] {
 			if err := c.copyToolchain(ctx, db, m, arch, place(lock.KindGo, m.Path)); err != nil {
 				return err
 			}

@@ -85,22 +85,27 @@ type checksums struct {
 const goDatabaseKey = "033de0ae+Ac4zctda0e5eza+HJyk9SxEdh+s3Ux18htTTAD8OuAn8"
 
 // checksumDB connects to the checksum database that the go command would
-// use, through the first GOPROXY that offers it, else directly.
+// use, through the first GOPROXY that offers it, else directly. It says so when
+// the database is not to be asked.
 // https://go.dev/ref/mod#checksum-database
 func (c *Config) checksumDB(ctx context.Context) (*checksums, error) {
+	off := func(why string) (*checksums, error) {
+		c.say("Go: not checked against the checksum database: %s", why)
+		return &checksums{off: why}, nil
+	}
 	setting, err := mirror.GoEnv(ctx, c.Env, "GOSUMDB")
 	if err != nil {
 		return nil, err
 	}
 	if setting == "off" {
-		return &checksums{off: "GOSUMDB=off"}, nil
+		return off("GOSUMDB=off")
 	}
 	skip, err := mirror.GoEnv(ctx, c.Env, "GONOSUMDB") // its default is GOPRIVATE
 	if err != nil {
 		return nil, err
 	}
 	if module.MatchPrefixPatterns(skip, lock.Toolchain) {
-		return &checksums{off: "GONOSUMDB matches " + lock.Toolchain}, nil
+		return off("GONOSUMDB matches " + lock.Toolchain)
 	}
 	fields := strings.Fields(setting)
 	if len(fields) == 0 || len(fields) > 2 {

@@ -97,10 +97,13 @@ func (c *Config) fetchIndex(ctx context.Context, i index, file string) error {
 		return c.Mirrors.Fetch(ctx, i.plain, file)
 	}
 	err := c.Mirrors.Fetch(ctx, i.byHash, file)
-	if (isNotFound(err) || errors.Is(err, mirror.ErrRefused)) && c.Mirrors.Fetch(ctx, i.plain, file) == nil {
-		return nil
+	if !isNotFound(err) && !errors.Is(err, mirror.ErrRefused) {
+		return err
 	}
-	return err
+	if plain := c.Mirrors.Fetch(ctx, i.plain, file); plain != nil {
+		return fmt.Errorf("%w; and by its plain name: %w", err, plain)
+	}
+	return nil
 }
 
 // packages holds what the archives vouch for, by architecture, then name and

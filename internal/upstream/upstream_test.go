@@ -504,24 +504,44 @@ func TestUpdateRefuses(t *testing.T) {
 	}
 }
 
-// GOSUMDB=off and GONOSUMDB are followed as the go command would, and said.
+// GOSUMDB=off and GONOSUMDB are followed for what is locked, and that is said by
+// each command. What is not locked, nobody vouches for then: it is not copied, nor
+// taken for right because it lies there.
 func TestChecksumDatabaseOff(t *testing.T) {
 	needApt(t)
 	for name, value := range map[string]string{"GOSUMDB": "off", "GONOSUMDB": "golang.org/*"} {
 		w := newWorld(t)
 		w.vars[name] = value
-		w.update(t)
-		if err := w.config.Verify(t.Context(), false); err != nil {
+		dir := t.TempDir()
+		for _, c := range []struct {
+			name string
+			run  func() error
+		}{
+			{"update", func() error { _, err := w.config.Update(t.Context(), suites()); return err }},
+			{"verify", func() error { return w.config.Verify(t.Context(), false) }},
+			{"copy", func() error { return w.config.Copy(t.Context(), dir, "go1.27.4") }},
+		} {
+			w.log.Reset()
+			if err := c.run(); err != nil {
+				t.Fatal(c.name, err)
+			}
+			if !strings.Contains(w.log.String(), "not checked against the checksum database: "+name) {
+				t.Errorf("%s: %s=%s is not mentioned:\n%s", c.name, name, value, w.log.String())
+			}
+		}
+		forged := filepath.Join(dir, "go/golang.org/toolchain/@v/v0.0.1-go1.27.3.linux-arm64.zip")
+		if err := os.Link(filepath.Join(dir, "go/golang.org/toolchain/@v/v0.0.1-go1.27.4.linux-arm64.zip"), forged); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(w.log.String(), "not checked against the checksum database: "+name) {
-			t.Errorf("%s=%s is not mentioned:\n%s", name, value, w.log.String())
+		wantError(t, w.config.Copy(t.Context(), dir, "go1.27.4", "go1.27.3"), "go1.27.3 is not locked", name, "set it otherwise")
+		if left, _ := filepath.Glob(filepath.Join(filepath.Dir(forged), "*go1.27.3*")); len(left) != 1 {
+			t.Errorf("%s=%s: it was copied: %q", name, value, left)
 		}
 	}
 }
 
 // A bucket answers 403 for what it lacks, an index by its hash too: the plain
-// one and the next mirror are asked.
+// one and the next mirror are asked. Where neither name serves, both are said.
 func TestUpdateFromABucket(t *testing.T) {
 	needApt(t)
 	w := newWorld(t)
@@ -541,4 +561,8 @@ func TestUpdateFromABucket(t *testing.T) {
 	w.vars["DEBIAN_MIRROR"] = bucket.URL + " file:" + second
 	w.reconnect(t)
 	w.update(t)
+
+	w.write(t, filepath.Join(w.root, "debian/dists/trixie/main/binary-arm64/Packages.xz"), []byte("tomorrow's"))
+	_, err := w.config.Update(t.Context(), suites())
+	wantError(t, err, "/by-hash/", "403 Forbidden", "run lock:update", "binary-arm64/Packages.xz is truncated", "found "+digest.FromString("tomorrow's").String())
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/loomcycle/loomcycle-images/internal/cache"
 	"github.com/loomcycle/loomcycle-images/internal/citest"
+	"github.com/loomcycle/loomcycle-images/internal/dist"
 	"github.com/loomcycle/loomcycle-images/internal/dist/disttest"
 	"github.com/loomcycle/loomcycle-images/internal/freeport"
 )
@@ -25,7 +26,8 @@ func TestDocumentsUseDist(t *testing.T) {
 	if os.Geteuid() != 0 {
 		citest.Skip(t, "podman needs root for a storage of its own")
 	}
-	if _, err := os.Stat(filepath.Join(root, "dist", "release.json")); err != nil {
+	release, err := dist.Read(filepath.Join(root, "dist"))
+	if err != nil {
 		disttest.Missing(t, err)
 	}
 	for _, program := range []string{"bash", "curl", "openssl", "podman", "runc", "skopeo"} {
@@ -42,6 +44,9 @@ func TestDocumentsUseDist(t *testing.T) {
 		{"session-image/README.md", "loomcycle-sandbox-session", "inside 1000\n"},
 	} {
 		t.Run(c.file, func(t *testing.T) {
+			if _, err := release.Image(c.load); err != nil {
+				disttest.Missing(t, err)
+			}
 			text, err := os.ReadFile(filepath.Join(root, c.file))
 			if err != nil {
 				t.Fatal(err)
@@ -55,9 +60,14 @@ func TestDocumentsUseDist(t *testing.T) {
 			if !strings.Contains(script, load) {
 				script = load + "\n" + script
 			}
+			// The load takes minutes; a port is free at the moment.
+			loaded := regexp.MustCompile(`(?m)^podman has (\S+)$`).FindStringSubmatch(bash(t, load, env))
+			if loaded == nil {
+				t.Fatalf("%s does not say what podman has", load)
+			}
 			address := freeport.Address(t)
 			script = regexp.MustCompile(`(?m)^    | *# .*$`).ReplaceAllString(strings.ReplaceAll(script, "\\\n", ""), "")
-			script = strings.Replace(script, load, "load=$("+load+"); echo \"$load\"; REF=${load#podman has }", 1)
+			script = strings.Replace(script, load, "REF="+loaded[1], 1)
 			script = regexp.MustCompile(`\bREF(\s)`).ReplaceAllString(script, `"$$REF"$1`)
 			script = service.ReplaceAllString(script, "$1 -p "+address+":8787 $2 &\nuntil curl -fsS http://"+address+"/healthz; do kill -0 %1; sleep 0.2; done; echo healthy; kill %1; wait %1")
 			script = shell.ReplaceAllString(script, `$1 -i $2 <<< 'echo inside $$(id -u)'`)
@@ -105,8 +115,12 @@ func private(t *testing.T) []string {
 
 func bash(t *testing.T, script string, env []string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
+	ctx := t.Context()
+	if end, ok := t.Deadline(); ok { // a minute before go test's, which shows no output
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end.Add(-time.Minute))
+		defer cancel()
+	}
 	cmd := exec.CommandContext(ctx, "bash", "-c", "set -m -e -o pipefail\ntrap 'for job in $(jobs -p); do kill -- -$job; done' EXIT\n"+script)
 	cmd.Dir, cmd.Env = root, env
 	var out bytes.Buffer

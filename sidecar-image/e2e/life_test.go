@@ -22,15 +22,16 @@ import (
 )
 
 // A sidecar that is killed at random moments under load loses no session that
-// was running, be it of before or opened just now, leaks no container, and never
-// touches another sidecar's.
+// was running, be it of before or opened just now, leaks no container, gives no workspace
+// to two sessions, and never touches another sidecar's.
 func TestKilledSidecar(t *testing.T) {
 	rounds := 30
 	if testing.Short() {
 		rounds = 3
 	}
-	s := start(t, "runc", map[string]string{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "100", "SANDBOX_ALLOW_ENV_INJECTION": "1", "SANDBOX_WARM_POOL": "1"})
+	s := start(t, "runc", map[string]string{"SANDBOX_MAX_SESSIONS_PER_PRINCIPAL": "100", "SANDBOX_ALLOW_ENV_INJECTION": "1", "SANDBOX_WARM_POOL": "1", "SANDBOX_WORKSPACE_ROOT": filepath.Join(openDir(t), "ws")})
 	c := s.as(map[string]string{"X-Loom-Root-Run": "run-1", "X-Loom-Sandbox-Env-Gh-Token": "s3cret"})
+	const writes = "(while echo x >>log; do sleep 0.01; done) >/dev/null 2>&1 & disown"
 	id := c.open(m{})
 	c.exec(id, "echo kept > f; sleep 1000 & disown")
 	another := s.podmanOut("--runtime", "runc", "run", "-d", "--label", "loomcycle.managed=1", "--label", "loomcycle.instance=another-"+s.env["SANDBOX_INSTANCE"], "--label", "loomcycle.session=sbx-another",
@@ -42,7 +43,7 @@ func TestKilledSidecar(t *testing.T) {
 		fresh, opened := "", make(chan struct{}) // one that is opened in this round, and left open
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		for worker := range 3 {
+		for worker := range 4 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					switch worker {
@@ -69,6 +70,14 @@ func TestKilledSidecar(t *testing.T) {
 							delete(sessions, other)
 							mu.Unlock()
 						}
+					case 3: // the same with a workspace, to which each session writes until it is gone
+						a, err := c.try(ctx, "sandbox_open", m{"mem_mb": 64, "workspace": "w"})
+						if err != nil || a.IsError {
+							continue
+						}
+						writer := m{"session_id": a.Structured["session_id"]}
+						_, _ = c.try(ctx, "sandbox_exec", m{"session_id": a.Structured["session_id"], "command": writes})
+						_, _ = c.try(ctx, "sandbox_close", writer)
 					}
 				}
 			})
@@ -87,6 +96,17 @@ func TestKilledSidecar(t *testing.T) {
 		if a := c.exec(id, "cat f; echo $GH_TOKEN; ps -eo args | grep -c '^[s]leep 1000'"); a.Text != "kept\ns3cret\n1\n" {
 			t.Fatalf("round %d: the session answers %+v", round, a)
 		}
+		for _, open := range c.call("sandbox_list", m{}).Structured["sessions"].([]any) {
+			if open := open.(map[string]any); open["workspace"] != nil {
+				c.call("sandbox_close", m{"session_id": open["session_id"]})
+			}
+		}
+		writer := c.open(m{"mem_mb": 64, "workspace": "w"})
+		if a := c.exec(writer, "rm -f log; sleep 0.2; ls"); a.Text != "" {
+			t.Errorf("round %d: another session has the workspace too: %+v", round, a)
+		}
+		c.exec(writer, writes)
+		c.call("sandbox_close", m{"session_id": writer})
 		if fresh != "" {
 			lived++
 			if a := c.exec(fresh, "echo $GH_TOKEN"); a.Text != "s3cret\n" {
@@ -448,11 +468,18 @@ func TestWarmPool(t *testing.T) {
 	}
 }
 
-func TestDurableWorkspace(t *testing.T) {
-	root := t.TempDir()
-	if err := os.Chmod(root, 0o755); err != nil {
+// openDir is a directory that other users may enter.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+func TestDurableWorkspace(t *testing.T) {
+	root := openDir(t)
 	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(root, "ws"), "SANDBOX_WORKSPACE_QUOTA_MB": "20", "SANDBOX_AUTH_TOKENS": "other=other-token-0123456789"})
 	c := s.client()
 	a := c.call("sandbox_open", m{"workspace": "w1"})

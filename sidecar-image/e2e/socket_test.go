@@ -65,10 +65,10 @@ func TestEngineSocket(t *testing.T) {
 		t.Errorf("after a restart: %+v", a)
 	}
 	c.call("sandbox_close", m{"session_id": id})
-	eventually(t, 10*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
+	eventually(t, 30*time.Second, "the container is removed", func() bool { return len(s.containers()) == 0 })
 	// As a prune does, while no container has it.
 	s.podmanOut("volume", "rm", volume)
-	eventually(t, 20*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
+	eventually(t, 30*time.Second, "sessions open again", func() bool { return !c.call("sandbox_open", m{}).IsError })
 }
 
 // What does not work stops the boot with a sentence that says what it needs.

@@ -256,7 +256,7 @@ func testEngine(t *testing.T, e Engine, img *Image) {
 
 // engineCommand is the engine command that runs a container which has started.
 func engineCommand(t *testing.T, e *cli) int {
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
 		if up, err := e.must(ctx, "ps", "-q", "--filter", "label="+label+"="+e.run); err == nil && up != "" {

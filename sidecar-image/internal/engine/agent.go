@@ -12,7 +12,6 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 )
@@ -48,7 +47,8 @@ func volumeName(agent []byte) string {
 }
 
 const (
-	// placeTimeout is what an engine has to get the agent, which all wait for.
+	// placeTimeout is what an engine has to get the agent, which all wait for; more than
+	// carrierPatience.
 	placeTimeout = time.Minute
 	// carrierRemoval is what it has to remove the container that carries the agent.
 	carrierRemoval = 10 * time.Second
@@ -94,14 +94,18 @@ func (e *Engine) PlaceAgent(ctx context.Context, imageID string) error {
 	if volumeName(agent) != e.mount.Source {
 		return fmt.Errorf("the session agent %s (SANDBOX_AGENT) is another than when the sidecar started: restart the sidecar", file)
 	}
-	made, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}})
+	_, err = e.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: e.mount.Source, Labels: map[string]string{LabelManaged: "1"}})
 	if err != nil {
 		return e.wrap("making the session agent's volume", err)
 	}
 	if err := e.fillVolume(ctx, imageID, agent); err != nil {
 		return err
 	}
-	e.placed.at.Store(made.Volume.CreatedAt)
+	// Asked last: docker tells the last change of the volume's directory.
+	if found, err = e.api.VolumeInspect(ctx, e.mount.Source, client.VolumeInspectOptions{}); err != nil {
+		return e.wrap("looking for the session agent's volume", err)
+	}
+	e.placed.at.Store(found.Volume.CreatedAt)
 	return nil
 }
 
@@ -139,17 +143,4 @@ func (e *Engine) fillVolume(ctx context.Context, imageID string, agent []byte) e
 		return e.wrap(fmt.Sprintf("copying the session agent into the volume %s", e.mount.Source), err)
 	}
 	return nil
-}
-
-// carrier is the container that the agent travels in. It has no session: a
-// sidecar that is killed here finds it by its own label, and removes it, when it
-// is back.
-func (e *Engine) carrier(imageID string) (*container.Config, *container.HostConfig) {
-	return &container.Config{
-			Image: imageID, Entrypoint: []string{"/bin/true"},
-			Labels: map[string]string{LabelManaged: "1", LabelInstance: e.opts.Instance, LabelPool: "agent-copy"},
-		}, &container.HostConfig{
-			NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"},
-			Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: e.mount.Source, Target: agentDir}},
-		}
 }

@@ -80,7 +80,7 @@ func TestLostVolume(t *testing.T) {
 	// One whose loss nobody could tell from the engine's words.
 	podman("volume", "rm", volume)
 	podman("volume", "create", "--label", engine.LabelManaged+"=1", volume)
-	spec := engine.Spec{Name: "loomcycle-test-lost", Image: podman("image", "inspect", "--format", "{{.Id}}", p.Image), WorkBytes: 1 << 20, TmpBytes: 1 << 20, MemBytes: 64 << 20, CPUs: 1, Pids: 64}
+	spec := engine.Spec{Name: "loomcycle-test-" + strings.ToLower(rand.Text()), Image: podman("image", "inspect", "--format", "{{.Id}}", p.Image), WorkBytes: 1 << 20, TmpBytes: 1 << 20, MemBytes: 64 << 20, CPUs: 1, Pids: 64}
 	id, err := e.Create(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)

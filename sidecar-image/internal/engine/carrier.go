@@ -7,6 +7,7 @@ import (
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 )
 
@@ -41,4 +42,17 @@ func (e *Engine) onlyCarrier(ctx context.Context, cfg *container.Config, host *c
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// carrier is the container that the agent travels in. It has no session: a
+// sidecar that is killed here finds it by its own label, and removes it, when it
+// is back.
+func (e *Engine) carrier(imageID string) (*container.Config, *container.HostConfig) {
+	return &container.Config{
+			Image: imageID, Entrypoint: []string{"/bin/true"},
+			Labels: map[string]string{LabelManaged: "1", LabelInstance: e.opts.Instance, LabelPool: "agent-copy"},
+		}, &container.HostConfig{
+			NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"},
+			Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: e.mount.Source, Target: agentDir}},
+		}
 }

@@ -104,15 +104,13 @@ func TestOneCarrier(t *testing.T) {
 	leave := func() {
 		said(t, p.Command("create", "--name", volume+"-carrier", "--label", engine.LabelInstance+"=first", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true"))
 	}
-	leave()
-	engine.SetPatience(first, time.Hour)
-	if err := first.PlaceAgent(t.Context(), img.ID); err != nil {
-		t.Errorf("with its own carrier of before: %v", err)
-	}
-	leave()
-	engine.SetPatience(second, 0)
-	if err := second.PlaceAgent(t.Context(), img.ID); err != nil {
-		t.Errorf("with a carrier that nobody comes back for: %v", err)
+	for instance, patience := range map[string]time.Duration{"first": time.Hour, "third": 0} { // its own, and one that nobody comes back for
+		leave()
+		restarted := sidecar(instance, func(*http.Request) {})
+		engine.SetPatience(restarted, patience)
+		if err := restarted.PlaceAgent(t.Context(), img.ID); err != nil {
+			t.Errorf("%s, with the carrier of the first before it was killed: %v", instance, err)
+		}
 	}
 	if left := said(t, p.Command("ps", "--all", "--quiet", "--filter", "volume="+volume)); left != "" {
 		t.Errorf("carriers are left: %s", left)

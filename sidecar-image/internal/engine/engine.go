@@ -196,14 +196,14 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 			warnAfter = time.Time{}
 			opts.Log.Warn("waiting for the container engine, which does not answer yet", "address", host, "error", err)
 		}
-		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		if !errors.Is(err, ErrUnavailable) && ctx.Err() == nil {
 			e.Close()
 			return nil, err
 		}
 		select {
 		case <-ctx.Done():
 			e.Close()
-			return nil, fmt.Errorf("no engine at %s within the time given: %w", host, err)
+			return nil, fmt.Errorf("the engine at %s has not answered within the time given: %w", host, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -275,7 +275,7 @@ func (e *Engine) checkRuntime(ctx context.Context) error {
 		if want == "kata" {
 			return errKata
 		}
-		if info.DefaultRuntime != want {
+		if filepath.Base(info.DefaultRuntime) != want { // as it was started, by name or path
 			return fmt.Errorf("SANDBOX_RUNTIME=%s, but the podman service at %s uses %s: start it as `podman --runtime %s system service`", want, e.opts.Host, info.DefaultRuntime, want)
 		}
 		return nil

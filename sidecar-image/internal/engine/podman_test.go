@@ -65,6 +65,25 @@ func TestHungAttach(t *testing.T) {
 	}
 }
 
+// An engine that never answers is named by its address, which is what the operator has to look
+// at: one that is away, and one that takes the connection and says nothing.
+func TestSilentEngine(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "mute.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, name := range []string{"mute.sock", "away.sock"} {
+		host := "unix://" + filepath.Join(dir, name)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := Open(ctx, Options{Host: host, HostPath: "/agent"}); err == nil || !strings.Contains(err.Error(), "the engine at "+host+" has not answered") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // A runtime that the engine does not use is refused with what it has instead, and
 // what to do; Kata has no program that podman could start, whoever has started podman.
 func TestRefusedRuntimes(t *testing.T) {
@@ -75,6 +94,7 @@ func TestRefusedRuntimes(t *testing.T) {
 		err        string // %s is the engine's address
 	}{
 		{"podman's own default", "runc", true, `"DefaultRuntime": "runc"`, ""},
+		{"podman's own default by its path", "runsc", true, `"DefaultRuntime": "/usr/local/bin/runsc"`, ""},
 		{"another default", "runsc", true, `"DefaultRuntime": "crun"`, "SANDBOX_RUNTIME=runsc, but the podman service at %s uses crun: start it as `podman --runtime runsc system service`"},
 		{"kata in podman", "kata", true, `"DefaultRuntime": "kata"`, errKata.Error()},
 		{"docker has it", "runsc", false, `"Runtimes": {"runc": {"path": "runc"}, "runsc": {"path": "/usr/bin/runsc"}}`, ""},

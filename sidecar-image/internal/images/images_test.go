@@ -179,7 +179,7 @@ func TestSlowPull(t *testing.T) {
 	<-s.pulling
 	waiting := ask(t.Context())
 
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	other := make(chan result, 1)
 	go func() {

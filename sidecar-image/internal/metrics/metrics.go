@@ -67,7 +67,8 @@ func (m *Metrics) Closed(reason string) { m.closed.WithLabelValues(reason).Inc()
 // Denied records a refused request.
 func (m *Metrics) Denied(reason string) { m.denied.WithLabelValues(reason).Inc() }
 
-// Handler serves the series.
+// Handler serves the series, to anyone who asks: a gzip writer for each would take most of
+// a MiB of memory.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{DisableCompression: true})
 }

@@ -109,9 +109,9 @@ func TestShareOfConnections(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not in ten seconds: %s", what)
+			t.Fatalf("not in thirty seconds: %s", what)
 		}
 	}
 }

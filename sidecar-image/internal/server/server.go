@@ -216,10 +216,13 @@ func (s *Server) refused(r *http.Request, reason string, err error) {
 		s.mu.Unlock()
 		return
 	}
-	unlogged := of.unlogged
-	of.unlogged = 0
+	log := s.Log.With("reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err)) // it may quote the request
+	if of.unlogged > 0 {
+		log = log.With("unlogged", of.unlogged)
+		of.unlogged = 0
+	}
 	s.mu.Unlock()
-	s.Log.Warn("request refused", "reason", reason, "remote", r.RemoteAddr, "error", fmt.Sprintf("%.200s", err), "unlogged", unlogged) // it may quote the request
+	log.Warn("request refused")
 }
 
 func (s *Server) deny(w http.ResponseWriter, r *http.Request, status int, reason string, err error) {

@@ -218,7 +218,7 @@ func TestSlowBodies(t *testing.T) {
 func empty(t *testing.T, rooms ...*room) {
 	t.Helper()
 	for _, r := range rooms {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		if err := r.all.Acquire(ctx, r.size); err != nil {
 			t.Fatal("room for bodies is lost")
@@ -546,6 +546,9 @@ func metric(t *testing.T, srv *httptest.Server, series string) string {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	if resp.Uncompressed {
+		t.Error("the metrics came compressed")
+	}
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)

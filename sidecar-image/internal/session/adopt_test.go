@@ -50,7 +50,7 @@ func TestAdoptedWorkspaces(t *testing.T) {
 	if _, err := m.takeWorkspace(t.Context(), "p", "ws"); !errors.Is(err, workspace.ErrBusy) {
 		t.Errorf("a second session may have it: %v", err)
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		h, err := ws.Take(t.Context(), "p", "ws")
 		if errors.Is(err, workspace.ErrBusy) {
 			break

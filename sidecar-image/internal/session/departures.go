@@ -7,7 +7,8 @@ import (
 )
 
 // departures are the containers that are being removed, counted for each of the Owners of
-// what was in them. Its zero value has none.
+// what was in them; those of the pool, and strays, are of the owner "". Its zero value has
+// none.
 type departures struct {
 	mu    sync.Mutex
 	ids   map[string]bool // of their records
@@ -40,9 +41,6 @@ func (d *departures) gone(rec Record) {
 }
 
 func (d *departures) counted(rec Record, n int) {
-	if rec.Principal == "" {
-		return // it was nobody's yet
-	}
 	for _, owner := range Owners(rec.Principal) {
 		if d.count[owner] += n; d.count[owner] <= 0 {
 			delete(d.count, owner)
@@ -79,9 +77,12 @@ func (d *departures) until(ctx context.Context, enough func(*departures) bool) e
 
 // wait keeps whoever opens and closes sessions faster than the engine removes them from
 // filling it: of no owner, nor of all, are more containers being removed than there may be
-// sessions.
+// sessions, or containers in the pool.
 func (d *departures) wait(ctx context.Context, principal string, l Limits) error {
 	most := []int{l.PerPrincipal, l.PerTenant}
+	if principal == "" {
+		most[0] = l.WarmPool
+	}
 	err := d.until(ctx, func(d *departures) bool {
 		if len(d.ids) > l.Sessions {
 			return false

@@ -137,14 +137,18 @@ func TestCarriers(t *testing.T) {
 type listing struct {
 	hung
 	takes time.Duration
-	err   error
-	lists int
+	fails atomic.Bool
+	err   error // if it does
+	lists atomic.Int32
 }
 
 func (l *listing) List(context.Context, string) ([]engine.State, error) {
 	time.Sleep(l.takes)
-	l.lists++
-	return nil, l.err
+	l.lists.Add(1)
+	if l.fails.Load() {
+		return nil, l.err
+	}
+	return nil, nil
 }
 
 // Containers are listed as often as it costs a hundredth of the time, but for an engine
@@ -162,12 +166,12 @@ func TestReconciliationRests(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "state")
 		synctest.Test(t, func(t *testing.T) {
-			e := &listing{takes: c.takes}
+			e := &listing{takes: c.takes, err: c.err}
 			manage(t, path, Config{Engine: e})
-			booted := e.lists
-			e.err = c.err
+			booted := e.lists.Load()
+			e.fails.Store(true)
 			time.Sleep(time.Hour)
-			if n := e.lists - booted; n < c.least || n > c.most {
+			if n := int(e.lists.Load() - booted); n < c.least || n > c.most {
 				t.Errorf("a list takes %v (%v): %d in an hour", c.takes, c.err, n)
 			}
 		})
@@ -254,6 +258,30 @@ func TestIdleIsDecidedOnce(t *testing.T) {
 		synctest.Wait()
 		if _, err := m.Get(who, rec.ID); !errors.Is(err, overIdle) {
 			t.Errorf("its owner is told %v", err)
+		}
+	})
+}
+
+// halting is an engine that makes containers, and neither starts nor removes them.
+type halting struct{ hung }
+
+func (h *halting) Create(context.Context, engine.Spec) (string, error) {
+	h.creates.Add(1)
+	return "c", nil
+}
+func (h *halting) Start(context.Context, string) error { return errors.New("no space left on device") }
+
+// The pool is tried again, and fills no engine with what did not start.
+func TestPoolOfAHaltingEngine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		const pool = 3
+		e := &halting{}
+		manage(t, path, Config{Engine: e, Limits: Limits{Sessions: 200, WarmPool: pool},
+			Default: func(context.Context) (engine.Spec, error) { return engine.Spec{}, nil }})
+		time.Sleep(time.Hour)
+		if n := e.creates.Load(); n != pool+1 {
+			t.Errorf("%d containers were made in an hour", n)
 		}
 	})
 }

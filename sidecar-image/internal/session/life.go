@@ -136,6 +136,9 @@ func (w warm) shutdown() {
 func (m *Manager) warmUp() (warm, error) {
 	ctx, cancel := context.WithTimeout(m.ctx, warmTimeout)
 	defer cancel()
+	if err := m.removing.wait(ctx, "", m.cfg.Limits); err != nil {
+		return warm{}, err
+	}
 	spec, err := m.cfg.Default(ctx)
 	if err != nil {
 		return warm{}, err
@@ -209,8 +212,8 @@ func (m *Manager) adopt(ctx context.Context) error {
 			m.remove(Record{ID: id, Container: c.ID}, nil)
 		}
 	}
-	if len(m.sessions) > 0 || lost > 0 || len(containers) > 0 {
-		m.cfg.Log.Info("adopted the sessions of the last sidecar", "sessions", len(m.sessions), "lost", lost, "other_containers_removed", len(containers)-len(m.sessions))
+	if open, _ := m.Count(); open > 0 || lost > 0 || len(containers) > 0 {
+		m.cfg.Log.Info("adopted the sessions of the last sidecar", "sessions", open, "lost", lost, "other_containers_removed", len(containers)-open)
 	}
 	m.wg.Go(m.reach)
 	return nil

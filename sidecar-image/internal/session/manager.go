@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -392,6 +393,9 @@ func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec, free 
 	}
 	fail := func(err error) (warm, error) {
 		m.remove(rec, m.leave(rec, free))
+		if spec.Workspace != "" && strings.Contains(err.Error(), filepath.Dir(filepath.Dir(spec.Workspace))) {
+			err = &pathless{err, spec.Workspace}
+		}
 		return warm{}, err
 	}
 	id, err := m.cfg.Engine.Create(ctx, spec)
@@ -408,6 +412,30 @@ func (m *Manager) start(ctx context.Context, rec Record, spec engine.Spec, free 
 		return fail(err)
 	}
 	return warm{rec, rw, spec.Image}, nil
+}
+
+// pathless keeps a workspace's path, in the engine's words, for the log: the caller of
+// sandbox_open need not know it.
+type pathless struct {
+	err  error
+	path string // ROOT/PRINCIPAL/NAME
+}
+
+func (e *pathless) Error() string { return e.err.Error() }
+func (e *pathless) Unwrap() error { return e.err }
+
+// Public is what the caller is told.
+func (e *pathless) Public() string {
+	text := e.Error()
+	if p := (interface{ Public() string })(nil); errors.As(e.err, &p) {
+		text = p.Public()
+	}
+	for path := e.path; ; path = filepath.Dir(path) {
+		text = strings.ReplaceAll(text, path, "the workspace's directory")
+		if path == filepath.Dir(filepath.Dir(e.path)) {
+			return text
+		}
+	}
 }
 
 func (m *Manager) greet(ctx context.Context, w warm, env map[string]string) (*host.Conn, error) {

@@ -16,7 +16,10 @@ import (
 )
 
 const (
+	// Together less than what the sidecar waits (host.grace), which then gives up all
+	// that the session has under way.
 	killLimit = 10 * time.Second
+	reapLimit = 2 * time.Second
 	// After the command itself has exited its output is complete when the pipes
 	// close. A background process may hold them open: then it is complete when
 	// they have been quiet this long.
@@ -134,7 +137,8 @@ func (c *conn) await(cmd *command, o *op, limit time.Duration) (exit wire.Exit) 
 		c.a.procs.kill(cmd.id, cmd.pid, killLimit)
 		select {
 		case w = <-cmd.done:
-		case <-time.After(killLimit): // stuck in the kernel; it is dead to us
+		case <-time.After(reapLimit): // stuck in the kernel; it is dead to us
+			w.status = syscall.WaitStatus(syscall.SIGKILL)
 		}
 	}
 	for open, limit := 2, time.After(quietMax); open > 0; {
@@ -271,11 +275,12 @@ type source struct {
 	raw    syscall.RawConn
 	ch     wire.Channel
 	before *source
+	spare  []byte // what before is read into
 }
 
 func newSource(f *os.File, ch wire.Channel, before *source) *source {
 	raw, _ := f.SyscallConn() // fails only for a nil file
-	return &source{f, raw, ch, before}
+	return &source{f: f, raw: raw, ch: ch, before: before}
 }
 
 // take reads once from the non-blocking fd and passes it on; taken is false
@@ -292,10 +297,12 @@ func (s *source) take(fd int, buf []byte, out *collector) (taken, more, wanted b
 		return true, false, true
 	}
 	if s.before != nil {
-		spare := make([]byte, len(buf))
+		if s.spare == nil {
+			s.spare = make([]byte, len(buf))
+		}
 		_ = s.before.raw.Control(func(fd uintptr) {
 			for taken, more := true, true; taken && more; {
-				taken, more, _ = s.before.take(int(fd), spare, out)
+				taken, more, _ = s.before.take(int(fd), s.spare, out)
 			}
 		})
 	}

@@ -95,16 +95,21 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	if m.Mode&^0o777 != 0 {
 		return &wire.Error{Code: wire.CodeBad, Message: fmt.Sprintf("mode %#o is not allowed, only the bits of 0777 are", m.Mode)}
 	}
-	root := c.a.work
 	name, err := c.a.follow(m.Path)
 	if err != nil {
 		return err
 	}
+	dir, err := c.a.parent(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	name = path.Base(name)
 	mode := os.FileMode(m.Mode)
 	if mode == 0 {
 		mode = 0o644
 	}
-	switch st, err := root.Lstat(name); {
+	switch st, err := dir.Lstat(name); {
 	case err == nil:
 		if err := regular(st, m.Path); err != nil {
 			return err
@@ -114,19 +119,7 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
-	default:
-		if dir := path.Dir(name); dir != "." {
-			if err := root.MkdirAll(dir, 0o755); err != nil {
-				return err
-			}
-		}
 	}
-	dir, err := root.OpenRoot(path.Dir(name))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	name = path.Base(name)
 	target := ".write-" + rand.Text()
 	f, nameless, err := scratch(dir, target, mode)
 	if err != nil {
@@ -138,9 +131,6 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 			_ = dir.Remove(target)
 		}
 	}()
-	if err := c.a.beneath(f); err != nil {
-		return err
-	}
 	if err := f.Chmod(mode); err != nil { // whatever the umask
 		return err
 	}
@@ -172,6 +162,47 @@ func (c *conn) writeFile(stream uint32, o *op, m wire.Write) (err error) {
 	}
 }
 
+// parent opens the directory of a path that follow has returned, and makes what is missing
+// of it. Whatever changes places meanwhile, what is then made in it, by a name alone, is in
+// the session's directory.
+func (a *Agent) parent(name string) (*os.Root, error) {
+	at, err := a.work.OpenRoot(".")
+	if err != nil {
+		return nil, err
+	}
+	for _, step := range steps(path.Dir(name)) {
+		next, err := at.OpenRoot(step)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = a.within(at); err == nil {
+				err = at.Mkdir(step, 0o755)
+			}
+			if err == nil || errors.Is(err, fs.ErrExist) { // another write has made it
+				next, err = at.OpenRoot(step)
+			}
+		}
+		at.Close()
+		if err != nil {
+			return nil, err
+		}
+		at = next
+	}
+	if err := a.within(at); err != nil {
+		at.Close()
+		return nil, err
+	}
+	return at, nil
+}
+
+// within is beneath for a directory.
+func (a *Agent) within(dir *os.Root) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return a.beneath(f)
+}
+
 // scratch makes the file that is to replace another. It has no name where that is possible,
 // so that nothing of it stays when the container dies under the write; gVisor and some file
 // systems cannot do that.
@@ -194,12 +225,12 @@ func link(f *os.File, dir *os.Root, name string) error {
 	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(in.Fd()), name, unix.AT_SYMLINK_FOLLOW)
 }
 
-// beneath refuses a regular file that os.Root has opened outside of the session's
+// beneath refuses a file or directory that os.Root has opened outside of the session's
 // directory: gVisor's kernel of 2022 follows a link in spite of O_NOFOLLOW when
 // O_DIRECTORY is asked for too, as for each directory on the way.
 func (a *Agent) beneath(f *os.File) error {
 	at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err == nil && !strings.HasPrefix(at, a.dir+"/") {
+	if err == nil && at != a.dir && !strings.HasPrefix(at, a.dir+"/") {
 		err = errOutside
 	}
 	return err

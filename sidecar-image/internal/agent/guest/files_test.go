@@ -41,7 +41,7 @@ func TestHalfAWrite(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go a.Serve(theirs)
-	_ = ours.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = ours.SetDeadline(time.Now().Add(30 * time.Second))
 	w, r := wire.NewWriter(ours), wire.NewReader(ours)
 	until := func(want wire.Type) {
 		t.Helper()

@@ -161,7 +161,7 @@ func attack(t *testing.T, say func(w *wire.Writer, raw io.Writer)) {
 	})
 	connect(func(w *wire.Writer, c net.Conn) {
 		r := wire.NewReader(c)
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 		if f, err := r.Read(); err != nil || f.Type != wire.THello {
 			t.Fatalf("the next connection is answered %d, %v", f.Type, err)
 		}
@@ -200,7 +200,7 @@ func TestOutside(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go a.Serve(theirs)
-	_ = ours.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = ours.SetDeadline(time.Now().Add(30 * time.Second))
 	w, r := wire.NewWriter(ours), wire.NewReader(ours)
 	// end is the last frame of what was asked for on the stream.
 	end := func(stream uint32) wire.Type {
@@ -282,7 +282,7 @@ func TestHello(t *testing.T) {
 	dial := func(h any) (wire.Frame, net.Conn) {
 		ours, theirs := net.Pipe()
 		go a.Serve(theirs)
-		_ = ours.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = ours.SetDeadline(time.Now().Add(30 * time.Second))
 		_ = wire.NewWriter(ours).WriteJSON(wire.THello, 0, h)
 		f, _ := wire.NewReader(ours).Read()
 		return f, ours

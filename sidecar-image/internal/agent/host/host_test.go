@@ -32,7 +32,7 @@ func hostile(t testing.TB, say func(w *wire.Writer, r *wire.Reader, raw net.Conn
 		say(w, r, theirs)
 		theirs.Close()
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	c, err := Dial(ctx, ours, "key", nil)
 	if err != nil {
@@ -83,7 +83,7 @@ func TestHostileAgent(t *testing.T) {
 					say(w, f.Stream, raw)
 				}
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			if _, _, err := c.Exec(ctx, wire.Exec{Command: "true", MaxOutput: 100}, nil, nil); err == nil || ctx.Err() != nil {
 				t.Errorf("the call ended with %v", err)
@@ -368,7 +368,7 @@ func FuzzHost(f *testing.F) {
 			go func() { _, _ = io.Copy(io.Discard, raw) }()
 			_, _ = raw.Write(b)
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		out, _, err := c.Exec(ctx, wire.Exec{MaxOutput: 1000}, nil, nil)
 		if ctx.Err() != nil {
