@@ -89,7 +89,7 @@ var limits = []struct{ constant, unit, text string }{
 
 // inner are those that neither clients nor operators meet.
 var inner = strings.Fields(`
-	agent/guest.helloTimeout agent/guest.maxLinks agent/guest.maxFollow agent/guest.maxPending agent/guest.killLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/host.maxUnlinked agent/wire.MaxPayload agent/wire.MaxData
+	agent/guest.helloTimeout agent/guest.maxLinks agent/guest.maxFollow agent/guest.maxPending agent/guest.killLimit agent/guest.reapLimit agent/guest.quietMax agent/guest.startLimit agent/host.writeTimeout agent/host.maxRun agent/host.maxUnlinked agent/wire.MaxPayload agent/wire.MaxData
 	engine.maxAgentLines engine.placeTimeout engine.runtimeTimeout images.maxReasons service.answerTimeout service.poolTimeout service.flushTimeout
 	server.readyTTL session.helloTimeout session.connTimeout session.warmTimeout session.shutdownTimeout session.removeTimeout session.closeTimeout session.discardsAtOnce session.patrolsAtOnce
 	identity.maxTime tools.progressMax tools.shownMax
