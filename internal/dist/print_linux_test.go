@@ -169,11 +169,11 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(podman, "image", "inspect", "--format", "{{.Id}} {{.Architecture}} {{len .RootFS.Layers}}", ref).CombinedOutput()
+	out, err := exec.Command(podman, "image", "inspect", "--format", "{{.Id}} {{.Architecture}} {{len .RootFS.Layers}}", ref).Output()
 	if want := fmt.Sprintf("%s %s 2", v.Config.Encoded(), runtime.GOARCH); err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("podman has %s, %v, want %s", out, err, want)
 	}
-	out, err = exec.Command(podman, "pull", "-q", "oci:"+filepath.Join(folder, "oci")+":toolbox").CombinedOutput()
+	out, err = exec.Command(podman, "pull", "-q", "oci:"+filepath.Join(folder, "oci")+":toolbox").Output()
 	if err != nil || strings.TrimSpace(string(out)) != v.Config.Encoded() {
 		t.Errorf("podman pulled %s, %v, not %s", out, err, v.Config.Encoded())
 	}
@@ -216,7 +216,7 @@ func testLoadDocker(t *testing.T, host, folder string, release *dist.Release) {
 	for _, l := range v.Layers {
 		want += " " + l.DiffID.String()
 	}
-	out, err := exec.Command("docker", "image", "inspect", "--format", `{{.Architecture}}{{range .RootFS.Layers}} {{.}}{{end}}`, ref).CombinedOutput()
+	out, err := exec.Command("docker", "image", "inspect", "--format", `{{.Architecture}}{{range .RootFS.Layers}} {{.}}{{end}}`, ref).Output()
 	if err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("docker has %s, %v, want %s", out, err, want)
 	}
