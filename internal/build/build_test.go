@@ -416,6 +416,49 @@ func TestDigestsDoNotDependOnTheBuilder(t *testing.T) {
 	}
 }
 
+// Layers with zstd and the earliest time that SOURCE_DATE_EPOCH may name.
+func TestZstdOf1970(t *testing.T) {
+	dir, err := pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options(t, daemon(t, "zstd", nil), map[string]string{
+		"LOOMCYCLE_SOURCE": "bin:" + prebuilt(t), "DEBIAN_MIRROR": "file:" + dir, "COMPRESSION": "zstd", "SOURCE_DATE_EPOCH": "0",
+	})
+	o.Platform = []string{"linux/" + runtime.GOARCH}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dist.Check(o.Dist); err != nil {
+		t.Error(err)
+	}
+	if r.Compression != "zstd" || r.Epoch != 0 {
+		t.Errorf("release.json says %s, %d", r.Compression, r.Epoch)
+	}
+	img, err := dist.Content(o.Dist, &r.Images[0], &r.Images[0].Platforms[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := imagefs.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	files, err := store.Open(t.Context(), img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files.All() {
+		if f.ModTime.Unix() != 0 {
+			t.Errorf("/%s is of %s", f.Path, f.ModTime)
+		}
+	}
+	if files.Lstat("usr/local/bin/loomcycle") == nil {
+		t.Error("the image has no runtime")
+	}
+}
+
 // annotated demands of an index and its manifests the annotations that the
 // configurations repeat as labels.
 func annotated(t *testing.T, folder string, img *dist.Image) {

@@ -295,6 +295,38 @@ func TestBusyDaemonIsWaitedFor(t *testing.T) {
 	}
 }
 
+// One that does not answer is not waited for longer than somebody uses it.
+func TestWedgedDaemonIsReplacedWhenItsUserLeaves(t *testing.T) {
+	d, opts, log := fresh(t, nil)
+	user := up(t, d)
+	r, _ := d.running()
+	tell(t, r.PID, syscall.SIGSTOP)
+	left := make(chan time.Time, 1)
+	opts.Log = writerFunc(func(line []byte) (int, error) {
+		if strings.Contains(string(line), "is in use: waiting") {
+			user.Close()
+			left <- time.Now()
+		}
+		return log.Write(line)
+	})
+	other, err := NewDaemon(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	up(t, other)
+	select {
+	case at := <-left:
+		if took := time.Since(at); took >= usedTimeout {
+			t.Errorf("it was replaced %s after its user had left", took)
+		}
+	default:
+		t.Error("it was not waited for while it was in use")
+	}
+	if again, _ := d.running(); again == r {
+		t.Error("the wedged daemon was not replaced")
+	}
+}
+
 // process is pid, which is one process's: 0 would stand for the test's own group.
 func process(t *testing.T, pid int) int {
 	t.Helper()

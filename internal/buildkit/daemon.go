@@ -299,10 +299,14 @@ func (d *Daemon) upLocked(ctx context.Context, p plan) (*Node, error) {
 		n, err := d.await(ctx, wedgeTimeout, gone)
 		if err != nil && ctx.Err() == nil {
 			release, used := d.reserve() // nobody joins what is killed
-			defer release()
+			defer func() { release() }()
 			if used && !gone() {
 				d.opts.notice("the private buildkitd (pid %d) does not answer, but is in use: waiting up to %s for it", r.PID, usedTimeout)
-				n, err = d.await(ctx, usedTimeout, gone)
+			}
+			for end := time.Now().Add(usedTimeout); err != nil && used && !gone() && ctx.Err() == nil && time.Now().Before(end); {
+				if n, err = d.await(ctx, wedgeTimeout, gone); err != nil {
+					release, used = d.reserve() // who used it may have left
+				}
 			}
 		}
 		switch {

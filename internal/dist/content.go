@@ -39,7 +39,7 @@ func Content(folder string, img *Image, v *Variant) (v1.Image, error) {
 }
 
 // Check reads the whole layout and compares every blob with its digest, and
-// every layer's tar with its diff id.
+// the tars of every image's layers with its diff ids.
 func Check(folder string) error {
 	path, err := layout.FromPath(filepath.Join(folder, "oci"))
 	if err != nil {
@@ -53,11 +53,12 @@ func Check(folder string) error {
 	if err := validate.Index(index, validate.Fast); err != nil {
 		return err
 	}
-	return checkLayers(index, map[v1.Hash]bool{})
+	return checkLayers(index, map[v1.Hash]v1.Hash{})
 }
 
-// checkLayers checks the layers of all images of an index that are not done yet.
-func checkLayers(index v1.ImageIndex, done map[v1.Hash]bool) error {
+// checkLayers checks the layers of all images of an index. tars are the digests
+// of the tars in the blobs that are read already: images share layers.
+func checkLayers(index v1.ImageIndex, tars map[v1.Hash]v1.Hash) error {
 	m, err := index.IndexManifest()
 	if err != nil {
 		return err
@@ -68,7 +69,7 @@ func checkLayers(index v1.ImageIndex, done map[v1.Hash]bool) error {
 			if err != nil {
 				return err
 			}
-			if err := checkLayers(below, done); err != nil {
+			if err := checkLayers(below, tars); err != nil {
 				return err
 			}
 			continue
@@ -77,57 +78,64 @@ func checkLayers(index v1.ImageIndex, done map[v1.Hash]bool) error {
 		if err != nil {
 			return err
 		}
-		layers, err := img.Layers()
-		if err != nil {
-			return err
-		}
-		for _, l := range layers {
-			digest, err := l.Digest()
-			if err != nil {
-				return err
-			}
-			if done[digest] {
-				continue
-			}
-			done[digest] = true
-			if err := checkLayer(l, digest); err != nil {
-				return fmt.Errorf("layer %s of the manifest %s: %w", digest, desc.Digest, err)
-			}
+		if err := checkImage(img, tars); err != nil {
+			return fmt.Errorf("the manifest %s: %w", desc.Digest, err)
 		}
 	}
 	return nil
 }
 
-func checkLayer(l v1.Layer, digest v1.Hash) error {
-	size, err := l.Size()
+func checkImage(img v1.Image, tars map[v1.Hash]v1.Hash) error {
+	layers, err := img.Layers()
 	if err != nil {
 		return err
 	}
-	diffID, err := l.DiffID()
+	config, err := img.ConfigFile()
 	if err != nil {
 		return err
+	}
+	diffIDs := config.RootFS.DiffIDs // a layer's own DiffID is what its tar has
+	if len(diffIDs) != len(layers) {
+		return fmt.Errorf("it has %d layers, but its configuration lists %d diff ids", len(layers), len(diffIDs))
+	}
+	for i, l := range layers {
+		digest, err := l.Digest()
+		if err != nil {
+			return err
+		}
+		if _, ok := tars[digest]; !ok {
+			if tars[digest], err = readLayer(l, digest); err != nil {
+				return fmt.Errorf("layer %s: %w", digest, err)
+			}
+		}
+		if tars[digest] != diffIDs[i] {
+			return fmt.Errorf("layer %s: its tar has the digest %s, not the diff id %s", digest, tars[digest], diffIDs[i])
+		}
+	}
+	return nil
+}
+
+// readLayer compares a layer's blob with its digest and returns that of its tar.
+func readLayer(l v1.Layer, digest v1.Hash) (tar v1.Hash, err error) {
+	size, err := l.Size()
+	if err != nil {
+		return tar, err
 	}
 	blob, err := l.Compressed()
 	if err != nil {
-		return err
+		return tar, err
 	}
 	found, n, err := v1.SHA256(blob)
 	if err := errors.Join(err, blob.Close()); err != nil {
-		return err
+		return tar, err
 	}
 	if found != digest || n != size {
-		return fmt.Errorf("the blob has %d bytes and the digest %s, not %d bytes", n, found, size)
+		return tar, fmt.Errorf("the blob has %d bytes and the digest %s, not %d bytes", n, found, size)
 	}
-	tar, err := l.Uncompressed()
+	content, err := l.Uncompressed()
 	if err != nil {
-		return err
+		return tar, err
 	}
-	found, _, err = v1.SHA256(tar)
-	if err := errors.Join(err, tar.Close()); err != nil {
-		return err
-	}
-	if found != diffID {
-		return fmt.Errorf("its tar has the digest %s, not the diff id %s", found, diffID)
-	}
-	return nil
+	tar, _, err = v1.SHA256(content)
+	return tar, errors.Join(err, content.Close())
 }

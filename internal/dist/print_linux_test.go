@@ -1,8 +1,10 @@
 package dist_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 
 	"github.com/loomcycle/loomcycle-images/internal/citest"
 	"github.com/loomcycle/loomcycle-images/internal/dist"
@@ -57,6 +62,80 @@ func TestCheck(t *testing.T) {
 	})
 }
 
+// The diff ids of every image are compared, also where another image has the
+// layers already. Each blob here is what its digest says.
+func TestCheckDiffIDs(t *testing.T) {
+	compressions(t, "1.2.3", func(t *testing.T, folder string, r *dist.Release) {
+		good, err := dist.Content(folder, &r.Images[1], &r.Images[1].Platforms[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		oci := layout.Path(filepath.Join(folder, "oci"))
+		top, err := os.ReadFile(filepath.Join(string(oci), "index.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, tc := range map[string]struct {
+			diffIDs func(right []v1.Hash) []v1.Hash
+			alone   bool // no other image has the layers
+			want    string
+		}{
+			"right":       {func(right []v1.Hash) []v1.Hash { return right }, false, ""},
+			"exchanged":   {func(right []v1.Hash) []v1.Hash { return []v1.Hash{right[1], right[0]} }, false, "not the diff id"},
+			"alone":       {func(right []v1.Hash) []v1.Hash { return []v1.Hash{right[1], right[0]} }, true, "not the diff id"},
+			"one missing": {func(right []v1.Hash) []v1.Hash { return right[:1] }, false, "2 layers, but its configuration lists 1 diff ids"},
+			"one more":    {func(right []v1.Hash) []v1.Hash { return append(right, right[0]) }, false, "2 layers, but its configuration lists 3 diff ids"},
+		} {
+			index := top
+			if tc.alone {
+				index = []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}`)
+			}
+			if err := os.WriteFile(filepath.Join(string(oci), "index.json"), index, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			appendSpoilt(t, oci, good, tc.diffIDs)
+			if err := dist.Check(folder); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: error %v, want %q", name, err, tc.want)
+			}
+		}
+	})
+}
+
+// appendSpoilt adds to a layout an image like another, with other diff ids.
+func appendSpoilt(t *testing.T, oci layout.Path, img v1.Image, diffIDs func([]v1.Hash) []v1.Hash) {
+	t.Helper()
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, manifest = config.DeepCopy(), manifest.DeepCopy()
+	config.RootFS.DiffIDs = diffIDs(config.RootFS.DiffIDs)
+	blob := func(v any) (v1.Hash, int64) {
+		text, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum, size, err := v1.SHA256(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := oci.WriteBlob(sum, io.NopCloser(bytes.NewReader(text))); err != nil {
+			t.Fatal(err)
+		}
+		return sum, size
+	}
+	manifest.Config.Digest, manifest.Config.Size = blob(config)
+	desc := v1.Descriptor{MediaType: manifest.MediaType}
+	desc.Digest, desc.Size = blob(manifest)
+	if err := oci.AppendDescriptor(desc); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Podman knows a loaded image by its name and version, with the configuration
 // that release.json names; it pulls the same from the folder.
 func TestLoad(t *testing.T) {
@@ -90,11 +169,11 @@ func testLoad(t *testing.T, folder string, release *dist.Release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(podman, "image", "inspect", "--format", "{{.Id}} {{.Architecture}} {{len .RootFS.Layers}}", ref).CombinedOutput()
+	out, err := exec.Command(podman, "image", "inspect", "--format", "{{.Id}} {{.Architecture}} {{len .RootFS.Layers}}", ref).Output()
 	if want := fmt.Sprintf("%s %s 2", v.Config.Encoded(), runtime.GOARCH); err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("podman has %s, %v, want %s", out, err, want)
 	}
-	out, err = exec.Command(podman, "pull", "-q", "oci:"+filepath.Join(folder, "oci")+":toolbox").CombinedOutput()
+	out, err = exec.Command(podman, "pull", "-q", "oci:"+filepath.Join(folder, "oci")+":toolbox").Output()
 	if err != nil || strings.TrimSpace(string(out)) != v.Config.Encoded() {
 		t.Errorf("podman pulled %s, %v, not %s", out, err, v.Config.Encoded())
 	}
@@ -137,7 +216,7 @@ func testLoadDocker(t *testing.T, host, folder string, release *dist.Release) {
 	for _, l := range v.Layers {
 		want += " " + l.DiffID.String()
 	}
-	out, err := exec.Command("docker", "image", "inspect", "--format", `{{.Architecture}}{{range .RootFS.Layers}} {{.}}{{end}}`, ref).CombinedOutput()
+	out, err := exec.Command("docker", "image", "inspect", "--format", `{{.Architecture}}{{range .RootFS.Layers}} {{.}}{{end}}`, ref).Output()
 	if err != nil || strings.TrimSpace(string(out)) != want {
 		t.Errorf("docker has %s, %v, want %s", out, err, want)
 	}

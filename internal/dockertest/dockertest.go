@@ -149,7 +149,7 @@ for deb in *.deb; do dpkg-deb -x "$deb" root; done`
 		return nil
 	}
 	if err := unpack(); err != nil { // the lists may be of before a security update
-		if err := host.Update(t.Context()); err != nil {
+		if err := host.Update(t.Context(), t.Output()); err != nil {
 			t.Log(err)
 		}
 		if again := unpack(); again != nil {

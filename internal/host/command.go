@@ -29,11 +29,11 @@ func Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 
 // Apt is apt-get, which is never killed, or dpkg's database would be left half
 // written: it alone gets SIGINT, upon which it ends a download at once and lets
-// a dpkg that works come to its end. It waits ten minutes for another one that
-// works, which it would not do by itself.
+// a dpkg that works come to its end. It waits five minutes for another one that
+// works, which it would not do by itself, and says so once a second.
 func Apt(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := Command(ctx, "apt-get", append([]string{"-o", "DPkg::Lock::Timeout=600"}, args...)...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	cmd := Command(ctx, "apt-get", append([]string{"-o", "DPkg::Lock::Timeout=300"}, args...)...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 0
 	return cmd

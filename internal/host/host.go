@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -88,23 +89,30 @@ func Need(ctx context.Context, w io.Writer, programs ...string) error {
 		return &MissingError{names}
 	}
 	fmt.Fprintf(w, "installing Debian packages: %s\n", strings.Join(names, " "))
-	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, names...)
-	err := apt(ctx, install...)
-	if err == nil || Update(ctx) != nil {
-		return err
-	}
-	return apt(ctx, install...)
+	return install(ctx, w, append([]string{"install", "-y", "-q", "--no-install-recommends"}, names...)...)
 }
 
-// Update gets apt's lists anew, as root. For the lists apt waits for nobody, so
-// that two of the pipeline's processes do it one after the other.
-func Update(ctx context.Context) error {
+// install runs apt-get, and once more with new lists when it fails: those that
+// are there may be of before an update of the archive. A lock is held with new
+// ones too.
+func install(ctx context.Context, w io.Writer, args ...string) error {
+	err := apt(ctx, w, args...)
+	if err == nil || errors.Is(err, errLocked) || Update(ctx, w) != nil {
+		return err
+	}
+	return apt(ctx, w, args...)
+}
+
+// Update gets apt's lists anew, as root, and shows on w what apt says. For the
+// lists apt waits for nobody, so that two of the pipeline's processes do it one
+// after the other.
+func Update(ctx context.Context, w io.Writer) error {
 	done, err := Turn(ctx, "/run/loomcycle-images-apt.lock")
 	if err != nil {
 		return err
 	}
 	defer done()
-	return apt(ctx, "update", "-q")
+	return apt(ctx, w, "update", "-q")
 }
 
 func found(program string) bool {
@@ -112,11 +120,51 @@ func found(program string) bool {
 	return err == nil
 }
 
-func apt(ctx context.Context, args ...string) error {
-	if out, err := Apt(ctx, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, out)
+// errLocked says that apt gave up waiting for another program.
+var errLocked = errors.New("dpkg's lock was not to be had: let that program end, or end it, and try again")
+
+// apt runs apt-get and shows on w what it says, as it comes: a wait for the lock
+// above all. Its complaints are in the error too.
+func apt(ctx context.Context, w io.Writer, args ...string) error {
+	cmd := Apt(ctx, args...)
+	out := &aptOutput{w: w}
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
+	if err == nil {
+		return nil
 	}
-	return nil
+	complaints := strings.Join(out.complaints, "\n")
+	if strings.Contains(complaints, "dpkg frontend lock") {
+		err = fmt.Errorf("%w: %w", err, errLocked)
+	}
+	return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, complaints)
+}
+
+// aptOutput passes apt's lines on, one that is said again and again only once.
+type aptOutput struct {
+	w          io.Writer
+	rest       []byte // the line that has not ended
+	last       string
+	complaints []string // errors, and whom apt waits for
+}
+
+func (o *aptOutput) Write(p []byte) (int, error) {
+	o.rest = append(o.rest, p...)
+	for {
+		line, rest, ended := strings.Cut(string(o.rest), "\n")
+		if !ended {
+			return len(p), nil
+		}
+		o.rest = []byte(rest)
+		if line == o.last {
+			continue
+		}
+		o.last = line
+		if strings.HasPrefix(line, "E: ") || strings.HasPrefix(line, "Waiting for cache lock: ") {
+			o.complaints = append(o.complaints, line)
+		}
+		fmt.Fprintln(o.w, line) // apt goes on when nobody can read it: dpkg must not end half way
+	}
 }
 
 // Turn waits until no other process has the lock of a file, which it makes, and

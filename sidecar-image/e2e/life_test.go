@@ -480,7 +480,7 @@ func openDir(t *testing.T) string {
 
 func TestDurableWorkspace(t *testing.T) {
 	root := openDir(t)
-	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(root, "ws"), "SANDBOX_WORKSPACE_QUOTA_MB": "20", "SANDBOX_AUTH_TOKENS": "other=other-token-0123456789"})
+	s := start(t, "runc", map[string]string{"SANDBOX_WORKSPACE_ROOT": filepath.Join(root, "ws"), "SANDBOX_WORKSPACE_QUOTA_MB": "20", "SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL": "2", "SANDBOX_AUTH_TOKENS": "other=other-token-0123456789"})
 	c := s.client()
 	a := c.call("sandbox_open", m{"workspace": "w1"})
 	if a.Structured["persistent"] != true || a.Structured["workspace"] != "w1" || a.Structured["workspace_path"] != "/work" {
@@ -509,6 +509,33 @@ func TestDurableWorkspace(t *testing.T) {
 	if a := c.exec(again, "cat f"); a.Text != "kept\n" {
 		t.Errorf("reopened: %+v", a)
 	}
+	t.Run("one more than there may be", func(t *testing.T) {
+		c.call("sandbox_close", m{"session_id": c.open(m{"workspace": "w2"})})
+		if a := c.call("sandbox_open", m{"workspace": "w3"}); !a.IsError || !strings.HasPrefix(a.Text, "no more workspaces: SANDBOX_MAX_WORKSPACES_PER_PRINCIPAL is 2; use one that is there (w1, w2)") {
+			t.Errorf("%+v", a)
+		}
+		c.call("sandbox_close", m{"session_id": c.open(m{"workspace": "w2"})})
+		if made, err := os.ReadDir(filepath.Join(root, "ws", "shared")); err != nil || len(made) != 2 {
+			t.Errorf("%v, %v", made, err)
+		}
+	})
+	t.Run("a sidecar that is down", func(t *testing.T) {
+		eventually(t, 10*time.Second, "closed sessions are gone", func() bool {
+			records, _ := filepath.Glob(filepath.Join(s.env["SANDBOX_STATE_DIR"], "sessions", "*.json"))
+			return len(records) == 2 // of w1, and of the other principal's
+		})
+		s.kill()
+		defer s.run()
+		bin, err := builder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(bin, "workspaces", "prune", "--older-than", "0h")
+		cmd.Env = []string{"SANDBOX_WORKSPACE_ROOT=" + filepath.Join(root, "ws"), "SANDBOX_STATE_DIR=" + s.env["SANDBOX_STATE_DIR"]}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "w2") || strings.Contains(string(out), "w1") {
+			t.Errorf("prune leaves alone what its sessions have: %v\n%s", err, out)
+		}
+	})
 	t.Run("closed by its owner", func(t *testing.T) {
 		for _, use := range []struct {
 			what string

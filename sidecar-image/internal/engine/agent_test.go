@@ -43,14 +43,7 @@ func TestLostVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := enginetest.Open(t, opts)
-	podman := func(args ...string) string {
-		t.Helper()
-		out, err := p.Command(args...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %v\n%s", args, err, out)
-		}
-		return strings.TrimSpace(string(out))
-	}
+	podman := func(args ...string) string { t.Helper(); return p.Say(t, args...) }
 	works := func(what string) {
 		t.Helper()
 		c := open(t, e, p.Image, nil)

@@ -92,7 +92,7 @@ func TestOneCarrier(t *testing.T) {
 	}
 
 	volume := ""
-	for _, name := range strings.Fields(said(t, p.Command("volume", "ls", "--quiet"))) {
+	for _, name := range strings.Fields(p.Say(t, "volume", "ls", "--quiet")) {
 		if exec.Command("cmp", "--quiet", opts.Agent, filepath.Join(p.Root(), "volumes", name, "_data", "session-agent")).Run() == nil {
 			volume = name
 		}
@@ -102,7 +102,7 @@ func TestOneCarrier(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = p.Command("volume", "rm", "--force", volume).Run() })
 	leave := func() {
-		said(t, p.Command("create", "--name", volume+"-carrier", "--label", engine.LabelInstance+"=first", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true"))
+		p.Say(t, "create", "--name", volume+"-carrier", "--label", engine.LabelInstance+"=first", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", p.Image, "true")
 	}
 	for instance, patience := range map[string]time.Duration{"first": time.Hour, "third": 0} { // its own, and one that nobody comes back for
 		leave()
@@ -112,16 +112,7 @@ func TestOneCarrier(t *testing.T) {
 			t.Errorf("%s, with the carrier of the first before it was killed: %v", instance, err)
 		}
 	}
-	if left := said(t, p.Command("ps", "--all", "--quiet", "--filter", "volume="+volume)); left != "" {
+	if left := p.Say(t, "ps", "--all", "--quiet", "--filter", "volume="+volume); left != "" {
 		t.Errorf("carriers are left: %s", left)
 	}
-}
-
-func said(t *testing.T, cmd *exec.Cmd) string {
-	t.Helper()
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
-	}
-	return strings.TrimSpace(string(out))
 }

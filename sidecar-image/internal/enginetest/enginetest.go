@@ -115,7 +115,7 @@ func New(t testing.TB) *Podman {
 			t.Fatal(err)
 		}
 	}
-	p.run(t, "import", "--quiet", "-c", "ENV HOME=/work", "-c", "WORKDIR /work", "-c", "USER 1000:1000", rootfs, standIn)
+	p.Say(t, "import", "--quiet", "-c", "ENV HOME=/work", "-c", "WORKDIR /work", "-c", "USER 1000:1000", rootfs, standIn)
 	return p
 }
 
@@ -183,7 +183,7 @@ func (p *Podman) pull(t testing.TB, cmd *exec.Cmd) string {
 		t.Fatalf("%v: %v\n%s", cmd.Args, err, stderr.String())
 	}
 	id := words[len(words)-1]
-	p.run(t, "tag", id, name)
+	p.Say(t, "tag", id, name)
 	if old := strings.TrimSpace(string(before)); old != "" && old != id {
 		_ = p.cmd("rmi", old).Run()
 	}
@@ -213,11 +213,16 @@ func (p *Podman) cmd(args ...string) *exec.Cmd {
 // Command is a podman command on the private storage.
 func (p *Podman) Command(args ...string) *exec.Cmd { return p.cmd(args...) }
 
-func (p *Podman) run(t testing.TB, args ...string) string {
+// Say runs a podman command on the private storage and returns what it prints,
+// without the warnings of some versions.
+func (p *Podman) Say(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := p.cmd(args...).CombinedOutput()
+	cmd := p.cmd(args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("podman %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("podman %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.String())
 	}
 	return strings.TrimSpace(string(out))
 }

@@ -691,12 +691,12 @@ func (r *Root) sweep() error {
 func (r *Root) remove(info Info, before time.Time, records Records) error {
 	top, err := os.OpenRoot(filepath.Join(r.dir, info.Principal))
 	if err != nil {
-		return err
+		return gone(err)
 	}
 	defer top.Close()
 	root, err := top.OpenRoot(info.Name)
 	if err != nil {
-		return err
+		return gone(err)
 	}
 	defer root.Close()
 	if err := removable(root); err != nil {
@@ -737,6 +737,14 @@ func (r *Root) remove(info Info, before time.Time, records Records) error {
 	}
 	r.leave(info.Principal)
 	return nil
+}
+
+// gone takes what another prune has removed meanwhile for what is in use.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return ErrBusy
+	}
+	return err
 }
 
 // back brings in view again what could not be removed, with what is left of it, unless

@@ -569,6 +569,37 @@ func TestListAndPrune(t *testing.T) {
 	}
 }
 
+// Two at once take nothing for an error that the other does, and remove all.
+func TestTwoPrunes(t *testing.T) {
+	r, dir := root(t, 0)
+	const all = 100
+	for i := range all {
+		h, err := r.Take(t.Context(), fmt.Sprint("p", i%10), fmt.Sprint("w", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(h.Path, "f"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+	}
+	var removed atomic.Int32
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			pruned, err := r.Prune(time.Now().Add(time.Hour), false, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			removed.Add(int32(len(pruned)))
+		})
+	}
+	both.Wait()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || removed.Load() != all {
+		t.Errorf("%d were removed, left are %v, %v", removed.Load(), left, err)
+	}
+}
+
 // A sidecar that is not root: what sessions made is another user's, and closed to
 // it. Where it cannot remove a workspace that stays as it was, and the others go.
 func TestPruneWithoutRoot(t *testing.T) {
