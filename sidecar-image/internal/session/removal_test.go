@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/engine"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
@@ -276,7 +278,8 @@ func TestRunClosedUnderAnOpen(t *testing.T) {
 	}
 }
 
-// A container that dies under a write leaves the old file in its workspace, and nothing else.
+// A container that dies under a write leaves the old file in its workspace, and nothing else
+// where the file system can make files without a name.
 func TestKilledUnderAWrite(t *testing.T) {
 	r := newRig(t, 5)
 	close(r.gate)
@@ -318,8 +321,15 @@ func TestKilledUnderAWrite(t *testing.T) {
 	}
 	for _, err := in.Read(); err == nil; _, err = in.Read() {
 	}
+	most := 1
+	if f, err := os.OpenFile(r.dir, os.O_WRONLY|unix.O_TMPFILE, 0o600); err == nil {
+		f.Close()
+	} else {
+		t.Logf("files without a name: %v", err)
+		most = 2
+	}
 	left, err := os.ReadDir(filepath.Join(r.dir, "alice", "ws"))
-	if b, _ := os.ReadFile(filepath.Join(r.dir, "alice", "ws", "f")); err != nil || len(left) != 1 || string(b) != "old\n" {
+	if b, _ := os.ReadFile(filepath.Join(r.dir, "alice", "ws", "f")); err != nil || len(left) != most || string(b) != "old\n" {
 		t.Errorf("there are %v with %q, %v", left, b, err)
 	}
 }
