@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/internal/atomicfile"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/reason"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
@@ -124,20 +125,9 @@ func (s *Store) Put(r Record) error {
 		err = s.replace(s.file(r.ID), b, r.LastUsed)
 	}
 	if err != nil {
-		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", reason(err))
+		return fmt.Errorf("writing the session's record to SANDBOX_STATE_DIR: %w", reason.Of(err))
 	}
 	return nil
-}
-
-// reason is an error without the path: the caller of sandbox_open is told of it.
-func reason(err error) error {
-	if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		return p.Err
-	}
-	if l := (*os.LinkError)(nil); errors.As(err, &l) {
-		return l.Err
-	}
-	return err
 }
 
 func (s *Store) replace(name string, content []byte, modified time.Time) error {

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/reason"
 	"golang.org/x/sys/unix"
 )
 
@@ -164,7 +165,7 @@ func (h *Held) Lock() error {
 		return ErrBusy
 	}
 	if err != nil {
-		return fmt.Errorf("locking workspace %s: %w", h.name, reason(err))
+		return fmt.Errorf("locking workspace %s: %w", h.name, reason.Of(err))
 	}
 	// Prune may have taken it away between opening and locking.
 	named, err := h.mine.Lstat(h.name)
@@ -259,7 +260,7 @@ func (r *Root) open(principal, name string, making bool) (_ *Held, err error) {
 	}
 	top, err := os.OpenRoot(r.dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", reason(err))
+		return nil, fmt.Errorf("opening SANDBOX_WORKSPACE_ROOT: %w", reason.Of(err))
 	}
 	defer top.Close()
 	if making {
@@ -300,16 +301,16 @@ func (r *Root) make(mine *os.Root, name string) (made bool, err error) {
 	if r.Most > 0 {
 		all, err := mine.Open(".")
 		if err != nil {
-			return false, fmt.Errorf("reading the principal's directory: %w", reason(err))
+			return false, fmt.Errorf("reading the principal's directory: %w", reason.Of(err))
 		}
 		defer all.Close()
 		// So that two at once are counted. No session reaches this directory, and nobody has it for long.
 		if err := flock(all, syscall.LOCK_EX); err != nil {
-			return false, fmt.Errorf("locking the principal's directory: %w", reason(err))
+			return false, fmt.Errorf("locking the principal's directory: %w", reason.Of(err))
 		}
 		entries, err := all.ReadDir(-1)
 		if err != nil {
-			return false, fmt.Errorf("reading the principal's directory: %w", reason(err))
+			return false, fmt.Errorf("reading the principal's directory: %w", reason.Of(err))
 		}
 		limit := LimitError{Limit: r.Most}
 		for _, e := range entries {
@@ -335,7 +336,7 @@ func (h *Held) enter() error {
 		err = h.in.give(h.dir, opened)
 	}
 	if err != nil {
-		return fmt.Errorf("giving workspace %s to the session's user (it has to belong to uid %d, with the mode 0755): %w", h.name, h.in.uid, reason(err))
+		return fmt.Errorf("giving workspace %s to the session's user (it has to belong to uid %d, with the mode 0755): %w", h.name, h.in.uid, reason.Of(err))
 	}
 	h.root, err = h.mine.OpenRoot(h.name)
 	return err
@@ -358,14 +359,6 @@ func (r *Root) give(f *os.File, st fs.FileInfo) error {
 	// A sidecar without root cannot give it away, so it lets the session in;
 	// the directories above keep others of the host out.
 	return f.Chmod(0o777)
-}
-
-// reason is an error without the path: the caller of sandbox_open is told of it.
-func reason(err error) error {
-	if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		return p.Err
-	}
-	return err
 }
 
 func mkdir(r *os.Root, name string, mode fs.FileMode) error {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/agent/wire"
+	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/reason"
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/unlinked"
 	"golang.org/x/sys/unix"
 )
@@ -257,19 +258,8 @@ var errOutside = &wire.Error{Code: wire.CodeDenied, Message: "it leads out of /w
 
 // escapes tells os.Root's refusal, which has no value of its own, from other errors.
 func escapes(err error) bool {
-	err = inner(err)
+	err = reason.Of(err)
 	return err != nil && strings.HasPrefix(err.Error(), "path escapes")
-}
-
-// inner is an error without the path, which is the session's own words.
-func inner(err error) error {
-	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-		return pe.Err
-	}
-	if le := (*os.LinkError)(nil); errors.As(err, &le) {
-		return le.Err
-	}
-	return err
 }
 
 // maxLinks is how many symbolic links a path may lead through, as in Linux.
@@ -367,5 +357,5 @@ func fileError(err error) *wire.Error {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		code = wire.CodeDenied
 	}
-	return &wire.Error{Code: code, Message: inner(err).Error()}
+	return &wire.Error{Code: code, Message: reason.Of(err).Error()}
 }
