@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -131,12 +130,7 @@ func TestSocketImage(t *testing.T) {
 		}
 	}
 	socket := filepath.Join(dir, "engine.sock")
-	service := p.Command("--runtime", "runc", "system", "service", "--time", "0", "unix://"+socket)
-	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := service.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	p.Serve(t, socket)
 	eventually(t, 30*time.Second, "the engine's socket", func() bool { _, err := os.Stat(socket); return err == nil })
 	workspaces := filepath.Join(dir, "ws")
 	for _, args := range [][]string{{"chgrp", "2375", socket}, {"chmod", "660", socket}, {"install", "-d", "-o", "65532", "-g", "65532", "-m", "0711", workspaces}} {

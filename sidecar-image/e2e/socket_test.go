@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,16 +23,7 @@ func TestEngineSocket(t *testing.T) {
 	p := enginetest.New(t)
 	p.Options(t, "runc")
 	socket := filepath.Join(t.TempDir(), "engine.sock")
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	service := p.Command("--runtime", runc, "system", "service", "--time", "0", "unix://"+socket)
-	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := service.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	p.Serve(t, socket)
 	agent, err := os.ReadFile(p.Agent)
 	if err != nil {
 		t.Fatal(err)
@@ -138,21 +127,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	p := enginetest.New(t)
 	p.Options(t, "runc")
 	socket := filepath.Join(t.TempDir(), "engine.sock")
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin := func() func() {
-		service := p.Command("--runtime", runc, "system", "service", "--time", "0", "unix://"+socket)
-		service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-		if err := service.Start(); err != nil {
-			t.Fatal(err)
-		}
-		end := sync.OnceFunc(func() { _ = service.Process.Signal(syscall.SIGKILL); _ = service.Wait(); _ = os.Remove(socket) })
-		t.Cleanup(end)
-		return end
-	}
-	stop := begin()
+	stop := p.Serve(t, socket)
 	s := start(t, "runc", map[string]string{"DOCKER_HOST": "unix://" + socket, "SANDBOX_RUNTIME": ""})
 	c := s.client()
 	id := c.open(m{})
@@ -179,7 +154,7 @@ func TestEngineStoppedAndStarted(t *testing.T) {
 	if a := c.call("sandbox_list", m{}); strings.Count(a.Text, "session_id") != 1 {
 		t.Errorf("an engine that is away cost a session: %s", a.Text)
 	}
-	begin()
+	p.Serve(t, socket)
 	eventually(t, 30*time.Second, "the session answers again", func() bool { return c.exec(id, "cat f").Text == "kept\n" })
 	c.call("sandbox_close", m{"session_id": c.open(m{})})
 }

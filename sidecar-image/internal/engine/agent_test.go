@@ -5,11 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,16 +20,7 @@ import (
 func TestLostVolume(t *testing.T) {
 	p := enginetest.New(t)
 	opts := p.Options(t, "runc")
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	service := p.Command("--runtime", runc, "system", "service", "--time", "0", "unix://"+opts.Socket)
-	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := service.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	p.Serve(t, opts.Socket)
 	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
 	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
 	agent, err := os.ReadFile(p.Agent)

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,12 +23,7 @@ import (
 func TestOneCarrier(t *testing.T) {
 	p := enginetest.New(t)
 	opts := p.Options(t, "runc")
-	service := p.Command("--runtime", "runc", "system", "service", "--time", "0", "unix://"+opts.Socket)
-	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := service.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = service.Process.Signal(syscall.SIGTERM); _ = service.Wait() })
+	p.Serve(t, opts.Socket)
 	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
 	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
 	agent, err := os.ReadFile(p.Agent)

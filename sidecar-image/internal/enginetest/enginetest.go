@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -247,6 +248,28 @@ func (p *Podman) Options(t testing.TB, runtime string) engine.Options {
 	return engine.Options{
 		Runtime: runtime, Agent: p.Agent, Socket: filepath.Join(t.TempDir(), "podman.sock"),
 		Podman: p.Flags, NoFile: 4096, NProc: 16384, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+}
+
+// Serve starts podman's service with runc, an engine behind a socket as a sidecar meets it
+// that did not start it. It ends with the test, or at once, without a word, when kill is called.
+func (p *Podman) Serve(t testing.TB, socket string) (kill func()) {
+	t.Helper()
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		citest.Skip(t, "runc is not installed")
+	}
+	service := p.cmd("--runtime", runc, "system", "service", "--time", "0", "unix://"+socket)
+	service.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	end := func(how syscall.Signal) { once.Do(func() { _ = service.Process.Signal(how); _ = service.Wait() }) }
+	t.Cleanup(func() { end(syscall.SIGTERM) })
+	return func() {
+		end(syscall.SIGKILL)
+		_ = os.Remove(socket)
 	}
 }
 
