@@ -308,6 +308,82 @@ func TestHello(t *testing.T) {
 	}
 }
 
+// At the end what is under way is answered, and nothing new begun; then the bridge is told that
+// nothing follows, and is waited for.
+func TestSettle(t *testing.T) {
+	a, err := New(t.TempDir(), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ours, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	theirs, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go a.Serve(theirs)
+	_ = ours.SetDeadline(time.Now().Add(time.Minute))
+	w, r := wire.NewWriter(ours), wire.NewReader(ours)
+	next := func(want wire.Type, stream uint32) wire.Frame {
+		t.Helper()
+		for {
+			f, err := r.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Type == want && f.Stream == stream {
+				return f
+			}
+		}
+	}
+	_ = w.WriteJSON(wire.THello, 0, wire.Hello{Version: wire.Version, Key: "k"})
+	next(wire.THello, 0)
+	_ = w.WriteJSON(wire.TWrite, 1, wire.Write{Path: "f", Size: 2})
+	_ = w.Write(wire.TData, 1, []byte("x"))
+	next(wire.TGrant, 1)
+	settled := make(chan struct{})
+	go func() { a.settle(time.Now().Add(time.Minute)); close(settled) }()
+	for c := a.current; ; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		settling := c.settling
+		c.mu.Unlock()
+		if settling {
+			break
+		}
+	}
+	_ = w.WriteJSON(wire.TRead, 2, wire.Read{Path: "f", Max: 1})
+	if f := next(wire.TError, 2); !bytes.Contains(f.Payload, []byte("is being stopped")) {
+		t.Errorf("a new one is answered %s", f.Payload)
+	}
+	_ = w.Write(wire.TData, 1, []byte("y"))
+	_ = w.Write(wire.TEnd, 1)
+	next(wire.TDone, 1)
+	if f, err := r.Read(); err != io.EOF {
+		t.Errorf("after the last there is %+v, %v", f, err)
+	}
+	select {
+	case <-settled:
+		t.Error("the bridge is not waited for")
+	default:
+	}
+	ours.Close()
+	select {
+	case <-settled:
+	case <-time.After(30 * time.Second):
+		t.Error("it waits for a bridge that is gone")
+	}
+	// One that nobody has greeted has nobody to tell.
+	(&Agent{}).settle(time.Now())
+}
+
 // The bridge runs beside the session's commands, under their uid.
 func TestConnectIsHidden(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) })
