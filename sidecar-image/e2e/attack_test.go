@@ -279,8 +279,8 @@ func TestEscapes(t *testing.T) {
 	})
 }
 
-// gVisor's kernel ends with what it runs when a limit is used up, and no engine is told why:
-// the session's owner hears of the limits all the same.
+// gVisor's kernel ends with what it runs when a limit is used up, and older ones tell no
+// engine why: the session's owner hears of the limits all the same.
 func TestLimitsOfGVisor(t *testing.T) {
 	s := start(t, "runsc", map[string]string{"SANDBOX_MEM_MB": "256", "SANDBOX_TMPFS_MB": "64", "SANDBOX_PIDS": "128"})
 	c := s.client()
@@ -288,7 +288,8 @@ func TestLimitsOfGVisor(t *testing.T) {
 		id := c.open(m{})
 		for _, command := range []string{command, "true"} {
 			a := c.call("sandbox_exec", m{"session_id": id, "command": command, "timeout_seconds": 100})
-			if !a.IsError || !strings.Contains(a.Text, "256 MiB of memory (mem_mb)") || !strings.Contains(a.Text, "(pids)") {
+			either := strings.Contains(a.Text, "256 MiB of memory (mem_mb)") && strings.Contains(a.Text, "(pids)")
+			if !a.IsError || !either && !strings.Contains(a.Text, "ran out of its 256 MiB of memory") {
 				t.Errorf("%s, %q: %.300s", name, command, a.Text)
 			}
 		}

@@ -75,7 +75,7 @@ func TestRefusedAtBoot(t *testing.T) {
 		"no token":          {map[string]string{"SANDBOX_AUTH_TOKEN": ""}, "SANDBOX_AUTH_TOKEN is not set"},
 		"anon on all":       {map[string]string{"SANDBOX_AUTH_TOKEN": "", "SANDBOX_ALLOW_ANON": "1", "SANDBOX_LISTEN_ADDR": "0.0.0.0:0"}, "loopback"},
 		"missing runtime":   {map[string]string{"PATH": onlyPodman(t)}, "SANDBOX_RUNTIME=runc needs the program runc"},
-		"broken runtime":    {map[string]string{"PATH": brokenRunc(t) + ":/usr/sbin:/usr/bin:/sbin:/bin"}, "a trial session does not start with SANDBOX_RUNTIME=\"runc\""},
+		"broken runtime":    {map[string]string{"PATH": brokenRunc(t) + ":/usr/sbin:/usr/bin:/sbin:/bin"}, "with SANDBOX_RUNTIME=\"runc\""},
 		"missing image":     {map[string]string{"SANDBOX_IMAGE": "localhost/none:1"}, "localhost/none:1"},
 		"no engine":         {map[string]string{"PATH": t.TempDir()}, "needs podman on the sidecar's PATH"},
 		"missing key set":   {map[string]string{"SANDBOX_IDENTITY_JWKS": "/nonexistent"}, "SANDBOX_IDENTITY_JWKS"},
@@ -255,7 +255,7 @@ func TestVolumeRemovalOnPodman(t *testing.T) {
 	run("for v in old new; do docker volume create --label loomcycle.managed=1 $v; done; docker volume create --label other=1 labelled; docker volume create sandbox-state; docker volume create mine\n" +
 		"docker create --network none --volume new:/agent --volume mine:/mine " + p.Image + " true")
 	run(strings.TrimSpace(guide(t, "docker volume rm")) + " || true # the one of a container is refused")
-	if left := strings.Fields(run("docker volume ls --quiet | sort")); !slices.Equal(left, []string{"labelled", "mine", "new", "sandbox-state"}) {
+	if left := strings.Fields(p.Say(t, "volume", "ls", "--quiet")); !slices.Equal(slices.Sorted(slices.Values(left)), []string{"labelled", "mine", "new", "sandbox-state"}) {
 		t.Errorf("left are %q", left)
 	}
 }

@@ -213,7 +213,11 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 func (e *Engine) greet(ctx context.Context) error {
 	v, err := e.api.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {
-		return e.wrap("asking the engine for its version", err)
+		err = e.wrap("asking the engine for its version", err)
+		if e.child != nil && e.opts.Runtime != "" && !errors.Is(err, ErrUnavailable) { // podman 5 asks the runtime for its own, and panics
+			err = fmt.Errorf("podman does not work with SANDBOX_RUNTIME=%q; does `%[1]s --version`? %w", e.opts.Runtime, err)
+		}
+		return err
 	}
 	for _, c := range v.Components {
 		e.podman = e.podman || strings.HasPrefix(c.Name, "Podman")
