@@ -101,7 +101,12 @@ func TestKilledSidecar(t *testing.T) {
 				c.call("sandbox_close", m{"session_id": open["session_id"]})
 			}
 		}
-		writer := c.open(m{"mem_mb": 64, "workspace": "w"})
+		writer := ""
+		eventually(t, time.Minute, "the workspace is free", func() bool {
+			a := c.call("sandbox_open", m{"mem_mb": 64, "workspace": "w"})
+			writer, _ = a.Structured["session_id"].(string)
+			return !a.IsError
+		})
 		if a := c.exec(writer, "rm -f log; sleep 0.2; ls"); a.Text != "" {
 			t.Errorf("round %d: another session has the workspace too: %+v", round, a)
 		}
@@ -520,7 +525,7 @@ func TestDurableWorkspace(t *testing.T) {
 		}
 	})
 	t.Run("a sidecar that is down", func(t *testing.T) {
-		eventually(t, 10*time.Second, "closed sessions are gone", func() bool {
+		eventually(t, 30*time.Second, "closed sessions are gone", func() bool {
 			records, _ := filepath.Glob(filepath.Join(s.env["SANDBOX_STATE_DIR"], "sessions", "*.json"))
 			return len(records) == 2 // of w1, and of the other principal's
 		})

@@ -376,50 +376,56 @@ func TestStop(t *testing.T) {
 				"who does not":                             {"trap '' TERM; touch ready; while :; do sleep 0.05; done", "", false},
 				"a removal of it":                          {"trap 'echo heard' TERM; touch ready; while :; do sleep 0.05; done", "", false},
 			} {
-				c := open(t, e, p.Image, nil)
-				if strings.HasSuffix(name, "second connection") {
-					c.Close()
-					rw, err := e.Connect(t.Context(), c.id)
-					if err != nil {
-						t.Fatal(err)
+				var again func(tries int)
+				again = func(tries int) {
+					c := open(t, e, p.Image, nil)
+					if strings.HasSuffix(name, "second connection") {
+						c.Close()
+						rw, err := e.Connect(t.Context(), c.id)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if c.Conn, err = host.Dial(t.Context(), rw, c.key, nil); err != nil {
+							t.Fatal(err)
+						}
 					}
-					if c.Conn, err = host.Dial(t.Context(), rw, c.key, nil); err != nil {
-						t.Fatal(err)
+					type result struct {
+						out  *host.Output
+						exit wire.Exit
+						err  error
+					}
+					ran := make(chan result, 1)
+					go func() {
+						out, exit, err := c.Exec(t.Context(), wire.Exec{Command: tc.command, Timeout: time.Minute, MaxOutput: 1 << 20}, nil, nil)
+						ran <- result{out, exit, err}
+					}()
+					c.sh("until [ -e ready ]; do sleep 0.05; done", 10*time.Second)
+					began := time.Now()
+					if strings.HasPrefix(name, "a removal") {
+						if err := e.Remove(t.Context(), c.id); err != nil {
+							t.Fatal(err)
+						}
+					} else if out, err := p.Command("stop", "--time", "30", c.id).CombinedOutput(); err != nil {
+						t.Fatalf("%s: %v\n%s", name, err, out)
+					}
+					took := time.Since(began)
+					t.Logf("%s: %v", name, took)
+					if took > 15*time.Second { // of the engine's 30
+						t.Errorf("%s: it took %v", name, took)
+					}
+					r := <-ran
+					stops(t, e, c.id, "the container goes on")
+					got := string(r.out.Bytes(host.Stdout, "")) // on stderr the shell may tell of a sleep that the signal met
+					wrong := tc.ends && (r.err != nil || r.exit.Code != 3) || !tc.ends && r.err != nil && !errors.Is(r.err, host.ErrLost) || got != tc.want
+					if wrong && tries > 1 && took > 2*time.Second {
+						again(tries - 1) // a busy machine needed all of the grace
+						return
+					}
+					if wrong {
+						t.Errorf("%s: %+v, %v; the command wrote %d bytes, %.100q", name, r.exit, r.err, len(got), got)
 					}
 				}
-				type result struct {
-					out  *host.Output
-					exit wire.Exit
-					err  error
-				}
-				ran := make(chan result, 1)
-				go func() {
-					out, exit, err := c.Exec(t.Context(), wire.Exec{Command: tc.command, Timeout: time.Minute, MaxOutput: 1 << 20}, nil, nil)
-					ran <- result{out, exit, err}
-				}()
-				c.sh("until [ -e ready ]; do sleep 0.05; done", 10*time.Second)
-				began := time.Now()
-				if strings.HasPrefix(name, "a removal") {
-					if err := e.Remove(t.Context(), c.id); err != nil {
-						t.Fatal(err)
-					}
-				} else if out, err := p.Command("stop", "--time", "30", c.id).CombinedOutput(); err != nil {
-					t.Fatalf("%s: %v\n%s", name, err, out)
-				}
-				took := time.Since(began)
-				t.Logf("%s: %v", name, took)
-				if took > 15*time.Second { // of the engine's 30
-					t.Errorf("%s: it took %v", name, took)
-				}
-				r := <-ran
-				if tc.ends && (r.err != nil || r.exit.Code != 3) || !tc.ends && r.err != nil && !errors.Is(r.err, host.ErrLost) {
-					t.Errorf("%s: %+v, %v", name, r.exit, r.err)
-				}
-				// On stderr the shell may tell of a sleep that the signal met.
-				if got := string(r.out.Bytes(host.Stdout, "")); got != tc.want {
-					t.Errorf("%s: the command wrote %d bytes, %.100q", name, len(got), got)
-				}
-				stops(t, e, c.id, "the container goes on")
+				again(3)
 			}
 		})
 	}

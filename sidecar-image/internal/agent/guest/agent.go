@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -54,7 +55,10 @@ type Agent struct {
 	current *conn
 	exit    chan struct{}
 	once    sync.Once
-	linger  chan struct{} // a place for each pipe drained after its exec ended
+
+	settling atomic.Bool // the container is being stopped: nothing begins any more
+
+	linger chan struct{} // a place for each pipe drained after its exec ended
 }
 
 // New returns an agent for the session directory dir.
@@ -116,6 +120,7 @@ func Main(ctx context.Context, dir, build string) error {
 	select {
 	case s := <-stop:
 		end := time.Now().Add(termGrace)
+		a.settling.Store(true)
 		a.procs.forward(s.(syscall.Signal), end)
 		a.settle(end)
 	case <-a.exit:
@@ -267,12 +272,11 @@ type conn struct {
 	r  *wire.Reader
 	w  *wire.Writer
 
-	mu       sync.Mutex
-	ops      map[uint32]*op
-	kinds    map[wire.Type]int // of them
-	settling bool              // none begins any more
-	wg       sync.WaitGroup    // the operations
-	over     chan struct{}     // closed when the peer is gone, and all of them
+	mu    sync.Mutex
+	ops   map[uint32]*op
+	kinds map[wire.Type]int // of them
+	wg    sync.WaitGroup    // the operations
+	over  chan struct{}     // closed when the peer is gone, and all of them
 }
 
 // op is an operation under way on a stream.
@@ -355,9 +359,11 @@ func start(c *conn, f wire.Frame, m any, run func(*op)) error {
 	admit(c.a.dir)
 	c.mu.Lock()
 	switch {
-	case c.settling:
+	case c.a.settling.Load():
 		c.mu.Unlock()
-		return c.fail(f.Stream, wire.CodeFailed, "the session ends: its container is being stopped")
+		// When the last has been said this can't be: that must not end the connection.
+		_ = c.fail(f.Stream, wire.CodeFailed, "the session ends: its container is being stopped")
+		return nil
 	case c.ops[f.Stream] != nil:
 		c.mu.Unlock()
 		return fmt.Errorf("stream %d is in use", f.Stream)
@@ -471,14 +477,14 @@ func (a *Agent) settle(end time.Time) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	c.settling = true
+	c.mu.Lock() // what has been let in is counted now
+	bridge, ok := c.rw.(*net.UnixConn)
 	c.mu.Unlock()
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
 		c.wg.Wait()
-		if bridge, ok := c.rw.(*net.UnixConn); ok && bridge.CloseWrite() == nil {
+		if ok && bridge.CloseWrite() == nil {
 			<-c.over
 		}
 	}()

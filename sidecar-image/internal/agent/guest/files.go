@@ -172,13 +172,14 @@ func (a *Agent) parent(name string) (*os.Root, error) {
 		return nil, err
 	}
 	for _, step := range steps(path.Dir(name)) {
-		next, err := at.OpenRoot(step)
+		const dir = "/." // opens nothing but a directory: a FIFO would wait for its other end
+		next, err := at.OpenRoot(step + dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = a.within(at); err == nil {
 				err = at.Mkdir(step, 0o755)
 			}
 			if err == nil || errors.Is(err, fs.ErrExist) { // another write has made it
-				next, err = at.OpenRoot(step)
+				next, err = at.OpenRoot(step + dir)
 			}
 		}
 		at.Close()

@@ -2,10 +2,12 @@ package guest
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +30,36 @@ func TestEscapes(t *testing.T) {
 			if got := fileError(err); got.Code != want || (got.Message == errOutside.Message) != (want == wire.CodeDenied) {
 				t.Errorf("%s %s: %+v of %v", did, path, got, err)
 			}
+		}
+	}
+}
+
+// What takes a directory's place is not waited for: a FIFO would be, for ever.
+func TestParentIsADirectory(t *testing.T) {
+	dir := t.TempDir()
+	a, err := New(dir, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600), os.WriteFile(filepath.Join(dir, "file"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]error{"fifo/x": syscall.ENOTDIR, "file/x": syscall.ENOTDIR, "new/deep/x": nil} {
+		got := make(chan error, 1)
+		go func() {
+			at, err := a.parent(name)
+			if err == nil {
+				at.Close()
+			}
+			got <- err
+		}()
+		select {
+		case err := <-got:
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it waits", name)
 		}
 	}
 }

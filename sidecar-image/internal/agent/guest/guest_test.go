@@ -350,15 +350,8 @@ func TestSettle(t *testing.T) {
 	_ = w.Write(wire.TData, 1, []byte("x"))
 	next(wire.TGrant, 1)
 	settled := make(chan struct{})
+	a.settling.Store(true)
 	go func() { a.settle(time.Now().Add(time.Minute)); close(settled) }()
-	for c := a.current; ; time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		settling := c.settling
-		c.mu.Unlock()
-		if settling {
-			break
-		}
-	}
 	_ = w.WriteJSON(wire.TRead, 2, wire.Read{Path: "f", Max: 1})
 	if f := next(wire.TError, 2); !bytes.Contains(f.Payload, []byte("is being stopped")) {
 		t.Errorf("a new one is answered %s", f.Payload)
@@ -369,6 +362,8 @@ func TestSettle(t *testing.T) {
 	if f, err := r.Read(); err != io.EOF {
 		t.Errorf("after the last there is %+v, %v", f, err)
 	}
+	_ = w.WriteJSON(wire.TRead, 3, wire.Read{Path: "f", Max: 1}) // which can't be answered any more
+	time.Sleep(50 * time.Millisecond)                            // nothing tells when it was read
 	select {
 	case <-settled:
 		t.Error("the bridge is not waited for")
