@@ -130,6 +130,9 @@ func apt(ctx context.Context, w io.Writer, args ...string) error {
 	out := &aptOutput{w: w}
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
+	if len(out.rest) > 0 {
+		_, _ = out.Write([]byte("\n"))
+	}
 	if err == nil {
 		return nil
 	}
@@ -160,7 +163,7 @@ func (o *aptOutput) Write(p []byte) (int, error) {
 			continue
 		}
 		o.last = line
-		if strings.HasPrefix(line, "E: ") || strings.HasPrefix(line, "Waiting for cache lock: ") {
+		if slices.ContainsFunc([]string{"E: ", "dpkg: ", "Waiting for cache lock: "}, func(p string) bool { return strings.HasPrefix(line, p) }) {
 			o.complaints = append(o.complaints, line)
 		}
 		fmt.Fprintln(o.w, line) // apt goes on when nobody can read it: dpkg must not end half way
