@@ -12,7 +12,7 @@ var optional = []string{"images:build", "images:rebuild", "images:reproduce", "s
 // targets are those without a colon in their names: what else follows one of
 // optional is meant as a name, so that a mistyped one is refused, not skipped
 // for the whole family.
-var targets = []string{"dist", "fuzz", "lint", "pins", "policy", "promote", "provenance", "release", "sbom", "sign", "smoke", "test", "verify"}
+var targets = []string{"dist", "fuzz", "lint", "pins", "policy", "promote", "provenance", "race", "release", "sbom", "sign", "smoke", "test", "verify"}
 
 // Names turns `images:build NAME` into `images:build -name=NAME`, in place.
 func Names(args []string) {
