@@ -15,22 +15,30 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/enginetest"
 )
 
-// The volume of the agent that an engine behind a socket has is filled again when it is
-// lost, and when the engine has made an empty one in its place.
-func TestLostVolume(t *testing.T) {
-	p := enginetest.New(t)
-	opts := p.Options(t, "runc")
+// socketWithNewAgent serves podman behind a socket, for an agent that no other test has: its
+// volume is new.
+func socketWithNewAgent(t *testing.T, p *enginetest.Podman) (opts engine.Options, agent []byte) {
+	t.Helper()
+	opts = p.Options(t, "runc")
 	p.Serve(t, opts.Socket)
 	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
 	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
 	agent, err := os.ReadFile(p.Agent)
 	if err == nil {
-		agent = append(agent, rand.Text()...) // so that the volume is no other test's
+		agent = append(agent, rand.Text()...)
 		err = os.WriteFile(opts.Agent, agent, 0o755)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return opts, agent
+}
+
+// The volume of the agent that an engine behind a socket has is filled again when it is
+// lost, and when the engine has made an empty one in its place.
+func TestLostVolume(t *testing.T) {
+	p := enginetest.New(t)
+	opts, agent := socketWithNewAgent(t, p)
 	e := enginetest.Open(t, opts)
 	podman := func(args ...string) string { t.Helper(); return p.Say(t, args...) }
 	works := func(what string) {

@@ -1,9 +1,7 @@
 package engine_test
 
 import (
-	"crypto/rand"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -22,17 +20,7 @@ import (
 // What a killed sidecar has left stops neither itself nor, for long, another.
 func TestOneCarrier(t *testing.T) {
 	p := enginetest.New(t)
-	opts := p.Options(t, "runc")
-	p.Serve(t, opts.Socket)
-	opts.Host, opts.Runtime = "unix://"+opts.Socket, ""
-	opts.Agent = filepath.Join(t.TempDir(), "session-agent")
-	agent, err := os.ReadFile(p.Agent)
-	if err == nil {
-		err = os.WriteFile(opts.Agent, append(agent, rand.Text()...), 0o755) // so that the volume is new
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	opts, _ := socketWithNewAgent(t, p)
 	// sidecar is an engine that calls before ahead of each request for an agent's carrier.
 	sidecar := func(instance string, before func(r *http.Request)) *engine.Engine {
 		opts := opts

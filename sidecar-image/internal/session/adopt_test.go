@@ -65,15 +65,7 @@ func TestAdoptedWorkspaces(t *testing.T) {
 // A session that was being closed when its sidecar was killed may write until its
 // container is gone: nobody has its workspace before.
 func TestAdoptedClose(t *testing.T) {
-	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := ws.Take(t.Context(), "p", "ws")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.Close()
+	ws := free(t, 0)
 	for _, state := range []State{Closing, Opening} {
 		rec := opened(time.Hour)
 		rec.State, rec.Workspace = state, "ws"
@@ -91,7 +83,8 @@ func TestAdoptedClose(t *testing.T) {
 		if id := <-e.removed; id != "c" {
 			t.Errorf("%s is removed", id)
 		}
-		if h, err = m.takeWorkspace(t.Context(), "p", "ws"); err != nil {
+		h, err := m.takeWorkspace(t.Context(), "p", "ws")
+		if err != nil {
 			t.Fatalf("%s: when the container is gone: %v", state, err)
 		}
 		h.Close()
@@ -103,15 +96,7 @@ func TestAdoptedClose(t *testing.T) {
 // workspace is free at once, however long the engine takes to remove the container. One
 // that is paused may go on.
 func TestAdoptedDead(t *testing.T) {
-	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := ws.Take(t.Context(), "p", "ws")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.Close()
+	ws := free(t, 0)
 	for what, tc := range map[string]struct {
 		has  []engine.State
 		free bool

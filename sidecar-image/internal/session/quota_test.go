@@ -21,10 +21,10 @@ import (
 	"github.com/loomcycle/loomcycle-images/sidecar-image/internal/workspace"
 )
 
-// quotas opens sessions over workspaces of 1 MiB, one at a time.
-func quotas(t *testing.T) (open func() *Session) {
+// free are workspaces of at most so many bytes, 0 for any, of which the principal p has ws.
+func free(t *testing.T, most int64) *workspace.Root {
 	t.Helper()
-	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), 1<<20)
+	ws, err := workspace.New(t.TempDir(), "", os.Getuid(), most)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,6 +33,13 @@ func quotas(t *testing.T) (open func() *Session) {
 		t.Fatal(err)
 	}
 	h.Close()
+	return ws
+}
+
+// quotas opens sessions over workspaces of 1 MiB, one at a time.
+func quotas(t *testing.T) (open func() *Session) {
+	t.Helper()
+	ws := free(t, 1<<20)
 	return func() *Session {
 		rec := opened(time.Hour)
 		rec.Workspace = "ws"
